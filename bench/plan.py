@@ -1,0 +1,146 @@
+"""What one run measures, how much it moves and how much disk that takes.
+
+Knows sizes and counts only: nothing of SGLang, NIXL, fio or the terminal.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+TRAILER = 4096
+LAYOUTS = ("layer_first", "page_first", "page_first_direct")
+WHAT = ("set", "get", "exists", "modes", "large")
+SUBJECTS = ("ours", "in-tree", "nixl", "fio")
+BATCH_PAGES = 128
+"""Pages in one call, the batch SGLang's storage threads use."""
+
+_UNITS = {"": 1, "B": 1, "KIB": KIB, "MIB": MIB, "GIB": GIB, "K": KIB, "M": MIB, "G": GIB}
+
+
+class BenchError(Exception):
+    """A run that cannot start or whose figures would be worthless; one line, shown as it is."""
+
+
+def parse_size(text: str) -> int:
+    """Bytes of `"256KiB"`, `"2M"` or `"4096"`; a `BenchError` for anything else."""
+    match = re.fullmatch(r"\s*(\d+)\s*([A-Za-z]*)\s*", text)
+    if match is None or match[2].upper() not in _UNITS:
+        raise BenchError(f"size {text!r}: write it as 64KiB, 2MiB or 1GiB")
+    return int(match[1]) * _UNITS[match[2].upper()]
+
+
+def format_size(nbytes: float) -> str:
+    """`262144` as `"256 KiB"`; one decimal where it does not divide."""
+    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if nbytes >= unit:
+            return f"{nbytes / unit:.1f}".removesuffix(".0") + f" {name}"
+    return f"{nbytes:g} B"
+
+
+def choose(name: str, text: str, known: tuple[str, ...]) -> tuple[str, ...]:
+    """The comma list `text` in the order of `known`; a `BenchError` names the unknown entry."""
+    asked = [part.strip() for part in text.split(",") if part.strip()]
+    for part in asked:
+        if part not in known:
+            raise BenchError(f"--{name} {part!r}: known are {', '.join(known)}")
+    if not asked:
+        raise BenchError(f"--{name} is empty: give at least one of {', '.join(known)}")
+    return tuple(part for part in known if part in asked)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One run. Sizes in bytes."""
+
+    pages: tuple[int, ...]
+    layouts: tuple[str, ...]
+    what: tuple[str, ...]
+    subjects: tuple[str, ...] = SUBJECTS
+    rounds: int = 5
+    sample_bytes: int = 512 * MIB
+    """Payload one subject moves in one round of one operation; at least one batch."""
+    fio_bytes: int = GIB
+    max_batch_bytes: int = 2 * GIB
+    exists_calls: int = 50
+    large_pages: int = 300_000
+    rebuild_slots: int = 100_000
+
+    def batch_pages(self, page: int) -> int:
+        """Pages per call: 128 as the engine does, fewer where `max_batch_bytes` forbids it."""
+        return max(1, min(BATCH_PAGES, self.max_batch_bytes // page))
+
+    def batches(self, page: int) -> int:
+        """Calls in one sample."""
+        return max(1, self.sample_bytes // (page * self.batch_pages(page)))
+
+    def sample_pages(self, page: int) -> int:
+        """Pages one sample moves."""
+        return self.batches(page) * self.batch_pages(page)
+
+    def capacity(self, page: int) -> int:
+        """Byte budget of a store that the fresh rounds just fill, trailers included."""
+        return self.rounds * self.sample_pages(page) * (page + TRAILER)
+
+    @property
+    def fio_file(self) -> int:
+        """Size of fio's file: what the largest store holds, so that caches below see the same."""
+        largest = max((self.capacity(page) for page in self.pages), default=0)
+        return max(2 * self.fio_bytes, min(largest, 4 * GIB) // self.fio_bytes * self.fio_bytes)
+
+    def disk_needed(self) -> int:
+        """Most bytes on disk at one time, with a tenth to spare."""
+        cells = [
+            2 * self.capacity(page) + 3 * self.sample_pages(page) * (page + TRAILER)
+            for page in self.pages
+        ]
+        if "modes" in self.what:
+            page = self.modes_page()
+            cells.append(8 * 3 * self.sample_pages(page) * (page + TRAILER))
+        if "large" in self.what:
+            cells.append(large_bytes(self.large_pages))
+        return (max(cells, default=0) + self.fio_file) * 11 // 10
+
+    def modes_page(self) -> int:
+        """The page size of the buffered / O_DIRECT and AIO / io_uring comparison."""
+        return max((page for page in self.pages if page <= 2 * MIB), default=self.pages[0])
+
+
+def large_bytes(pages: int) -> int:
+    """Disk for `pages` of 4 KiB payload, each with its trailer, and an index beside them."""
+    return pages * (2 * TRAILER + 512)
+
+
+def full_plan(
+    pages: tuple[int, ...],
+    layouts: tuple[str, ...],
+    what: tuple[str, ...],
+    subjects: tuple[str, ...],
+    rounds: int,
+) -> Plan:
+    """The measurement `make bench` takes."""
+    return Plan(pages, layouts, what, subjects, rounds)
+
+
+def quick_plan(
+    pages: tuple[int, ...],
+    layouts: tuple[str, ...],
+    what: tuple[str, ...],
+    subjects: tuple[str, ...],
+    rounds: int,
+) -> Plan:
+    """A look in under a minute: a quarter of the bytes, fewer calls, smaller batches."""
+    return Plan(
+        pages,
+        layouts,
+        what,
+        subjects,
+        rounds,
+        sample_bytes=128 * MIB,
+        fio_bytes=512 * MIB,
+        max_batch_bytes=128 * MIB,
+        exists_calls=20,
+        large_pages=20_000,
+        rebuild_slots=10_000,
+    )

@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Run the tests.   ci/test.sh VENV [PYTEST OPTIONS]
+#
+# Leaves reports/junit.xml and reports/pytest.log. The last line printed is pytest's closing line.
+# WORKERS is the number of processes.
+set -euo pipefail
+venv=$1
+shift
+mkdir -p reports
+"$venv/bin/python" -m pytest -n "${WORKERS:-2}" --dist worksteal \
+    --junitxml=reports/junit.xml --durations=10 "$@" | tee reports/pytest.log

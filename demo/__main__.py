@@ -1,0 +1,197 @@
+"""The main job on the embedded default, step by step, with a verdict.
+
+A prompt is answered by the real SGLang with the connector on a slab store in ``.demo/``, the server
+is killed, another one starts on the same store and answers the prompt from storage. Then the speed
+of the connector beside the bare device.
+
+Command: ``python -m demo`` in the root of the project. Exit status: 0 when the second answer came
+from storage and is the same, else 1.
+"""
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine_cpu.models import write_model
+from engine_cpu.server import (
+    Completion,
+    EngineConfig,
+    EngineError,
+    EngineServer,
+    connector_storage,
+)
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(".demo")
+PAGE = 16
+CAPACITY = "1GiB"
+PROMPT = "the quick brown fox jumps over the lazy dog " * 12
+
+console = Console(highlight=False, soft_wrap=True)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the two answers show."""
+
+    before: Completion
+    after: Completion
+
+    @property
+    def from_storage(self) -> bool:
+        return self.before.cached_tokens == 0 and self.after.from_storage > 0
+
+    @property
+    def same_tokens(self) -> bool:
+        return self.before.token_ids == self.after.token_ids
+
+    @property
+    def passed(self) -> bool:
+        return self.from_storage and self.same_tokens and self.deviation == 0.0
+
+    @property
+    def deviation(self) -> float:
+        """The largest difference of two log probabilities; infinite for unequal lengths."""
+        if len(self.before.logprobs) != len(self.after.logprobs):
+            return float("inf")
+        return self.after.deviation(self.before)
+
+    def table(self) -> Table:
+        table = Table("", "before the kill", "after the restart", box=None, pad_edge=False)
+        answers = (self.before, self.after)
+        table.add_row("prompt tokens", *(str(answer.prompt_tokens) for answer in answers))
+        table.add_row("from storage", *(str(answer.from_storage) for answer in answers))
+        table.add_row("from memory", *(str(a.from_device + a.from_host) for a in answers))
+        table.add_row("token ids", *(_abbreviated(answer.token_ids) for answer in answers))
+        return table
+
+
+def _abbreviated(token_ids: tuple[int, ...]) -> str:
+    return " ".join(str(token) for token in token_ids[:6]) + " …"
+
+
+def _step(title: str) -> None:
+    console.print(f"\n[bold]{title}[/bold]")
+
+
+@contextmanager
+def _served(config: EngineConfig, name: str) -> Iterator[EngineServer]:
+    """A started server; the waiting is shown. Killed at the end if the block did not."""
+    server = EngineServer(config, ROOT / f"{name}.log")
+    with console.status("starting SGLang") as status:
+        seconds = server.start(
+            on_wait=lambda waited: status.update(
+                f"starting SGLang, {waited:.0f} s; 25 to 75 s are usual"
+            )
+        )
+    console.print(f"SGLang answers after {seconds:.0f} s, its log is {server.log}")
+    try:
+        yield server
+    finally:
+        server.kill()
+
+
+def _start_block(log: Path) -> str:
+    """The block the connector logs when it starts, or an empty string."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    starts = [number for number, line in enumerate(lines) if line.endswith("HiCache NIXL")]
+    if not starts:
+        return ""
+    block = ["HiCache NIXL"]
+    for line in lines[starts[0] + 1 :]:
+        if not line.startswith("  "):
+            break
+        block.append(line)
+    return "\n".join(block)
+
+
+def keep_the_cache() -> Verdict:
+    """Prompt, kill, restart, prompt."""
+    store = (ROOT / "store").resolve()
+    shutil.rmtree(store, ignore_errors=True)
+    store.mkdir(parents=True)
+    url = f"slab://{store}"
+    config = EngineConfig(
+        model=write_model("mha", ROOT / "model"),
+        storage=connector_storage(url, capacity=CAPACITY),
+        page_size=PAGE,
+    )
+
+    _step("1. SGLang starts on an empty store")
+    with _served(config, "first-server") as server:
+        console.print(
+            _start_block(server.log) or "the connector logged no start block", markup=False
+        )
+
+        _step("2. A prompt is computed and its pages are stored")
+        before = server.generate(PROMPT)
+        stored = server.wait_stored(before.prompt_tokens // PAGE * PAGE)
+        console.print(
+            f"{before.prompt_tokens} prompt tokens, {before.cached_tokens} of them cached; "
+            f"{stored} tokens stored"
+        )
+
+        _step("3. The server is killed")
+        server.kill()
+        console.print("SIGKILL to every process of it")
+    _print_store(url)
+
+    _step("4. Another server on the same store, the same prompt")
+    with _served(config, "second-server") as server:
+        after = server.generate(PROMPT)
+    return Verdict(before, after)
+
+
+def _print_store(url: str) -> None:
+    listing = subprocess.run(
+        [Path(sys.executable).with_name("hicache-nixl"), "ls", "--store", url],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    console.print((listing.stdout or listing.stderr).rstrip(), markup=False)
+
+
+def show_speed() -> bool:
+    """Print the speed of the connector beside the device; False when measuring failed."""
+    _step("5. The connector on this disk, beside the bare device")
+    if shutil.which("fio") is None:
+        console.print("skipped, fio is missing — install it with: apt-get install fio")
+        return True
+    measured = subprocess.run(
+        [sys.executable, "-m", "bench.run", "--quick"], stdin=subprocess.DEVNULL, check=False
+    )
+    if measured.returncode != 0:
+        console.print(f"measuring failed with status {measured.returncode}")
+    return measured.returncode == 0
+
+
+def main() -> int:
+    """Run the demonstration; returns the exit status."""
+    try:
+        verdict = keep_the_cache()
+    except EngineError as error:
+        console.print(str(error), markup=False)
+        console.print("\n[bold red]FAIL[/bold red]: a server did not do its part")
+        return 1
+    console.print(verdict.table())
+    measured = show_speed()
+
+    mark = "[bold green]PASS[/bold green]" if verdict.passed else "[bold red]FAIL[/bold red]"
+    tokens = "the same tokens" if verdict.same_tokens else "other tokens"
+    console.print(
+        f"\n{mark}: after SIGKILL and restart {verdict.after.from_storage} of "
+        f"{verdict.after.prompt_tokens} prompt tokens came from storage, {tokens}, "
+        f"max |Δlogprob| {verdict.deviation}"
+    )
+    return 0 if verdict.passed and measured else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

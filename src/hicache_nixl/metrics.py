@@ -1,0 +1,87 @@
+"""What was moved, hit, missed and went wrong. Knows numbers only."""
+
+import contextlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+logger = logging.getLogger(__name__)
+
+_KEPT_SAMPLES = 4096
+_TROUBLE_LOG_PAUSE_S = 10.0
+
+
+@dataclass
+class Measured:
+    """One call; its user sets `hits`."""
+
+    pages: int
+    hits: int = 0
+    seconds: float = 0.0
+
+
+class Meter:
+    """Counts calls. Safe for threads; never blocks for long."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._samples: dict[str, deque[tuple[int, float]]] = {
+            "get": deque(maxlen=_KEPT_SAMPLES),
+            "set": deque(maxlen=_KEPT_SAMPLES),
+        }
+        self._trouble_logged: dict[str, float] = {}
+        self.asked = {"exists": 0, "get": 0, "set": 0}
+        self.hit = {"exists": 0, "get": 0, "set": 0}
+        self.troubles = 0
+
+    @contextlib.contextmanager
+    def exists(self, pages: int) -> Iterator[Measured]:
+        """Around one exists call."""
+        with self._measure("exists", pages) as measured:
+            yield measured
+
+    @contextlib.contextmanager
+    def moving(self, name: str, pages: int, page_bytes: int) -> Iterator[Measured]:
+        """Around one get or set call of pages of `page_bytes`."""
+        with self._measure(name, pages) as measured:
+            yield measured
+        if measured.hits and measured.seconds > 0:
+            rate = measured.hits * page_bytes / measured.seconds / 1e9
+            self._samples[name].append((measured.hits, rate))
+
+    @contextlib.contextmanager
+    def _measure(self, name: str, pages: int) -> Iterator[Measured]:
+        measured = Measured(pages)
+        start = time.perf_counter()
+        try:
+            yield measured
+        finally:
+            measured.seconds = time.perf_counter() - start
+            with self._lock:
+                self.asked[name] += pages
+                self.hit[name] += measured.hits
+        logger.debug(
+            "%s: %d of %d pages in %.3f ms", name, measured.hits, pages, measured.seconds * 1e3
+        )
+
+    def trouble(self, name: str, error: Exception) -> None:
+        """Count an error that became a miss; say so at most every ten seconds."""
+        with self._lock:
+            self.troubles += 1
+            now = time.monotonic()
+            quiet = now - self._trouble_logged.get(name, -_TROUBLE_LOG_PAUSE_S)
+            if quiet < _TROUBLE_LOG_PAUSE_S:
+                return
+            self._trouble_logged[name] = now
+        logger.error("%s became a miss: %s", name, error)
+
+    def drain(self) -> tuple[list[tuple[int, float]], list[tuple[int, float]]]:
+        """(pages, GB/s) of every get and set call since the last drain."""
+        drained = []
+        for name in ("get", "set"):
+            samples = self._samples[name]
+            drained.append([samples.popleft() for _ in range(len(samples))])
+        return drained[0], drained[1]

@@ -1,0 +1,154 @@
+"""What the tier found and chose at start, in one block for people and as rows for programs."""
+
+import resource
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hicache_nixl import __version__
+from hicache_nixl.memory import hugepage_report
+from hicache_nixl.startup import Tier
+from hicache_nixl.units import format_duration, format_size
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the block."""
+
+    topic: str
+    found: str
+    better: str | None = None
+    """What would be better and how to get it."""
+
+
+def findings(tier: Tier) -> list[Finding]:
+    """Everything worth knowing about a tier that has started."""
+    settings, choice = tier.settings, tier.choice
+    use = tier.store.use()
+    directories = [Path(url.path) for url in settings.store]
+    rows = [Finding("version", f"hicache-nixl {__version__}, NIXL {_nixl_version()}")]
+    rows += [_directory(directory) for directory in directories]
+    rows.append(_budget(use.capacity_bytes, use.allocated_bytes, use.pages, directories))
+    refused = next((note for note in choice.notes if note.startswith("O_DIRECT")), None)
+    rows.append(Finding("O_DIRECT", "on" if choice.direct_io else "off", refused))
+    fallback = next((note for note in choice.notes if note.startswith("io_uring")), None)
+    queue = {None: "", "uring": ", io_uring", "aio": ", Linux AIO"}[choice.queue]
+    rows.append(
+        Finding(
+            "I/O",
+            f"NIXL {choice.plugin}{queue}; written and read back here",
+            None
+            if fallback is None
+            else f"{fallback}; allow io_uring in the seccomp profile, or set queue=aio",
+        )
+    )
+    rows.append(_staging(tier))
+    rows.append(_hugepages())
+    rows.append(
+        Finding(
+            "verify",
+            "every payload and trailer" if settings.verify == "full" else "trailers only",
+            None if settings.verify == "full" else "verify=full also notices damaged payloads",
+        )
+    )
+    rows.append(Finding("deadline", f"{format_duration(settings.deadline)} for each call"))
+    rows.append(_descriptors())
+    return rows
+
+
+def describe_rows(rows: Sequence[Finding]) -> str:
+    """The block, a line a finding, advice indented below."""
+    width = max(len(row.topic) for row in rows)
+    lines = ["HiCache NIXL"]
+    for row in rows:
+        lines.append(f"  {row.topic:<{width}}  {row.found}")
+        if row.better is not None:
+            lines.append(f"  {'':<{width}}  -> {row.better}")
+    return "\n".join(lines)
+
+
+def describe_tier(tier: Tier) -> str:
+    """The block of a tier that has started."""
+    return describe_rows(findings(tier))
+
+
+def _directory(directory: Path) -> Finding:
+    kind, device = _mount_of(directory)
+    free = shutil.disk_usage(directory).free
+    in_memory = kind in ("tmpfs", "ramfs")
+    return Finding(
+        "store",
+        f"slab in {directory} ({kind} on {device}, {format_size(free, digits=1)} free)",
+        f"{kind} is memory: pages do not outlive a restart of the machine; use a directory on NVMe"
+        if in_memory
+        else None,
+    )
+
+
+def _budget(capacity: int, allocated: int, pages: int, directories: Sequence[Path]) -> Finding:
+    room = sum({d.stat().st_dev: shutil.disk_usage(d).free for d in directories}.values())
+    short = capacity - allocated - room
+    return Finding(
+        "capacity",
+        f"{format_size(capacity, digits=1)}, {format_size(allocated, digits=1)} allocated, "
+        f"{pages} pages stored",
+        f"the disk has {format_size(short, digits=1)} less than that free; lower capacity"
+        if short > 0
+        else None,
+    )
+
+
+def _staging(tier: Tier) -> Finding:
+    buffer, wanted = tier.buffer, tier.settings.hugepages
+    ordinary = buffer.page_size < 2 * 1024 * 1024
+    return Finding(
+        "staging",
+        f"{format_size(tier.staging.nbytes, digits=1)} on {format_size(buffer.page_size)} pages",
+        f"hugepages={wanted}, but it has ordinary pages; raise vm.nr_hugepages"
+        if ordinary and wanted != "off"
+        else None,
+    )
+
+
+def _hugepages() -> Finding:
+    report = hugepage_report()
+    pools = [
+        f"{pool.free} of {pool.total} free, {format_size(pool.page_size)} each"
+        for pool in report.pools
+    ]
+    return Finding("hugepages", "; ".join(pools) or "the kernel has none")
+
+
+def _descriptors() -> Finding:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return Finding(
+        "descriptors",
+        f"limit {soft}",
+        "raise `ulimit -n` to 1024 or more" if soft < 1024 else None,
+    )
+
+
+def _mount_of(directory: Path) -> tuple[str, str]:
+    """(file system, device) of the mount that holds a directory."""
+    best = ("unknown", "unknown")
+    longest = -1
+    real = directory.resolve()
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        device, point, kind = line.split()[:3]
+        mount = Path(point.encode().decode("unicode_escape"))
+        if (real == mount or mount in real.parents) and len(mount.parts) >= longest:
+            longest = len(mount.parts)
+            best = (kind, device)
+    return best
+
+
+def _nixl_version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    for name in ("nixl", "nixl-cu12", "nixl-cu13"):
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return "of unknown version"

@@ -1,0 +1,193 @@
+"""Puts a working tier together from settings, trying everything for real, and says what it chose.
+
+Owns the order of things at start: directories, O_DIRECT, I/O queue, staging memory, store. Used by
+the connector and by `hicache-nixl probe`.
+"""
+
+import logging
+import mmap
+import os
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from hicache_nixl.errors import SettingsError, TransferError
+from hicache_nixl.geometry import PoolGeometry
+from hicache_nixl.memory import HostBuffer, allocate
+from hicache_nixl.mover import RecordMover
+from hicache_nixl.record import ALIGNMENT
+from hicache_nixl.settings import Settings
+from hicache_nixl.staging import StagingArena
+from hicache_nixl.stores.slab import SlabStore
+from hicache_nixl.stores.slab_root import SlabRoot
+from hicache_nixl.stores.slab_segments import direct_io_refused
+from hicache_nixl.transfer import QUEUE_PARAMETERS, Registration, TransferEngine
+
+logger = logging.getLogger(__name__)
+
+PLUGINS = {"posix": "POSIX", "gds": "GDS", "gds_mt": "GDS_MT", "3fs": "HF3FS"}
+"""Plug-ins that can serve a slab store, by their names in the settings and in NIXL."""
+
+
+@dataclass(frozen=True)
+class IoChoice:
+    """How this process will do I/O, and why."""
+
+    plugin: str
+    queue: str | None
+    parameters: dict[str, str]
+    direct_io: bool
+    notes: tuple[str, ...] = ()
+    """What was refused, one line each."""
+
+
+@dataclass
+class Tier:
+    """Everything that a connector needs, ready for use. `close` releases it."""
+
+    settings: Settings
+    choice: IoChoice
+    reader: TransferEngine
+    writer: TransferEngine
+    staging: StagingArena
+    store: SlabStore
+    mover: RecordMover
+    buffer: HostBuffer
+    _registrations: list[tuple[TransferEngine, Registration]] = field(default_factory=list)
+
+    def register_pool(self, geometry: PoolGeometry) -> None:
+        """Let transfers touch a host pool in place, if its pages can move that way."""
+        if not self.mover.placement(geometry).in_place:
+            return
+        for region in geometry.regions:
+            for engine in (self.reader, self.writer):
+                registration = engine.register_memory(region.address, region.nbytes)
+                self._registrations.append((engine, registration))
+
+    def close(self) -> None:
+        """Wait a little for late transfers, then release everything. Idempotent."""
+        ended = self.reader.close() and self.writer.close()
+        self.store.close()
+        while self._registrations:
+            engine, registration = self._registrations.pop()
+            engine.deregister(registration)
+        if ended:
+            self.buffer.release()
+        else:
+            logger.warning("transfers are still in flight; their staging memory is not released")
+
+
+def assemble(settings: Settings) -> Tier:
+    """Build a tier. Raises SettingsError, StoreError, TransferError or HostMemoryError."""
+    directories = [Path(url.path) for url in settings.store]
+    SlabRoot(directories).prepare()
+    choice = choose_io(settings, directories)
+    for note in choice.notes:
+        logger.warning("%s", note)
+    reader = TransferEngine(choice.plugin, choice.parameters)
+    writer = TransferEngine(choice.plugin, choice.parameters)
+    buffer = allocate(
+        settings.staging, hugepages=settings.hugepages, hugepage_size=settings.hugepage_size
+    )
+    staging = StagingArena(buffer)
+    registrations = [
+        (engine, engine.register_memory(buffer.address, staging.nbytes))
+        for engine in (reader, writer)
+    ]
+    store = SlabStore(
+        directories,
+        capacity_bytes=settings.capacity,
+        segment_bytes=settings.segment,
+        engines=(reader, writer),
+        direct_io=choice.direct_io,
+        busy_timeout_s=settings.deadline,
+    )
+    mover = RecordMover(
+        reader=reader,
+        writer=writer,
+        staging=staging,
+        direct_io=choice.direct_io,
+        checks_payload=settings.verify == "full",
+    )
+    return Tier(settings, choice, reader, writer, staging, store, mover, buffer, registrations)
+
+
+def choose_io(settings: Settings, directories: Sequence[Path]) -> IoChoice:
+    """What works here, by trying it: O_DIRECT in every directory, then the plug-in and its queue.
+
+    Falls back from O_DIRECT to buffered I/O and from io_uring to AIO, with a note each. A plug-in
+    that was asked for by name and does not work is a SettingsError.
+    """
+    notes = []
+    direct_io = settings.use_direct_io
+    if direct_io:
+        refused = {d: why for d in directories if (why := direct_io_refused(d)) is not None}
+        for directory, why in refused.items():
+            direct_io = False
+            notes.append(
+                f"O_DIRECT is refused in {directory} ({why}); using buffered I/O. Use a directory "
+                "on ext4 or XFS, or set use_direct_io=false"
+            )
+    wanted = "posix" if settings.plugin == "auto" else settings.plugin
+    if wanted not in PLUGINS:
+        raise SettingsError(
+            f"plugin={wanted!r} cannot serve a slab store; use one of {', '.join(PLUGINS)}"
+        )
+    plugin = PLUGINS[wanted]
+    if plugin != "POSIX":
+        try:
+            _try(plugin, {}, directories[0], direct_io)
+        except (TransferError, OSError) as error:
+            raise SettingsError(
+                f"plugin={wanted!r} does not work here: {error}; use plugin=auto"
+            ) from error
+        return IoChoice(plugin, None, {}, direct_io, tuple(notes))
+    queues = ["aio"] if settings.queue == "aio" else ["uring", "aio"]
+    for queue in queues:
+        try:
+            _try(plugin, QUEUE_PARAMETERS[queue], directories[0], direct_io)
+        except (TransferError, OSError) as error:
+            if queue == queues[-1]:
+                raise TransferError(
+                    f"no I/O queue of NIXL's POSIX plug-in works in {directories[0]}: {error}"
+                ) from error
+            notes.append(f"io_uring does not work here ({error}); using AIO")
+            continue
+        return IoChoice(plugin, queue, QUEUE_PARAMETERS[queue], direct_io, tuple(notes))
+    raise AssertionError("unreachable: the last queue returns or raises")
+
+
+def _try(plugin: str, parameters: dict[str, str], directory: Path, direct_io: bool) -> None:
+    """Write a block and read it back through a plug-in. Raises what goes wrong."""
+    path = directory / f".probe-{os.getpid()}-{secrets.token_hex(4)}"
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | (os.O_DIRECT if direct_io else 0)
+    descriptor = os.open(path, flags, 0o600)
+    engine = TransferEngine(plugin, parameters)
+    registrations = []
+    try:
+        os.posix_fallocate(descriptor, 0, ALIGNMENT)
+        block = mmap.mmap(-1, 2 * ALIGNMENT)
+        view = np.frombuffer(block, np.uint8)
+        view[:ALIGNMENT] = np.frombuffer(secrets.token_bytes(ALIGNMENT), np.uint8)
+        address = view.ctypes.data
+        registrations = [
+            engine.register_memory(address, 2 * ALIGNMENT),
+            engine.register_file(descriptor, ALIGNMENT),
+        ]
+        for operation, at in (("WRITE", address), ("READ", address + ALIGNMENT)):
+            transfer = engine.post(
+                "WRITE" if operation == "WRITE" else "READ",
+                np.array([[at, ALIGNMENT, 0]], np.uint64),
+                np.array([[0, ALIGNMENT, descriptor]], np.uint64),
+            )
+            transfer.wait(float("inf"))
+        if not np.array_equal(view[:ALIGNMENT], view[ALIGNMENT:]):
+            raise TransferError("what was read is not what was written")
+    finally:
+        for registration in registrations:
+            engine.deregister(registration)
+        os.close(descriptor)
+        path.unlink()

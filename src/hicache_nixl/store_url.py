@@ -1,0 +1,160 @@
+"""Store URLs: where a store is, as text and as a value.
+
+This module owns the URL grammar. It must not know what a store does with its URL, nor look at
+the disk beyond resolving links to find one directory given twice.
+
+    slab:///nvme0/hicache                         local disk
+    files:///mnt/3fs/hicache                      shared file system
+    s3://bucket/prefix?endpoint=http://host:9000  object store
+    azure://container/prefix                      object store
+
+Characters with a meaning in a URL are percent-encoded in paths: `%25 %23 %2C %3F`.
+"""
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
+
+from hicache_nixl.errors import SettingsError
+from hicache_nixl.sources import looks_like_credential, nearest
+
+SCHEMES = ("slab", "files", "s3", "azure")
+SERVED_SCHEMES = ("slab",)
+_DIRECTORY_SCHEMES = ("slab", "files")
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://", re.ASCII)
+_HINT = 'write for example "slab:///nvme0/hicache"'
+
+
+@dataclass(frozen=True)
+class StoreUrl:
+    """One store location.
+
+    `path` is an absolute directory for slab and files, "bucket" or "bucket/prefix" otherwise.
+    `params` are the query's pairs in order, names unique, none of them a credential.
+    """
+
+    scheme: str
+    path: str
+    params: tuple[tuple[str, str], ...] = ()
+
+    def __str__(self) -> str:
+        # By bytes, so that a directory name that is not UTF-8 survives; "," separates stores.
+        query = "&".join(f"{quote(k, safe='')}={quote(v, safe=':/')}" for k, v in self.params)
+        return f"{self.scheme}://{quote(os.fsencode(self.path))}" + (f"?{query}" if query else "")
+
+
+def parse_store_urls(value: object) -> tuple[StoreUrl, ...]:
+    """The stores in `value`: a URL, a comma-separated text of URLs, or a list of either.
+
+    Raises `SettingsError` for a malformed URL, a store given twice, or several stores of which
+    one is not slab.
+    """
+    urls = tuple(_each(value))
+    seen: dict[str, StoreUrl] = {}
+    for url in urls:
+        place = os.path.realpath(url.path) if url.scheme in _DIRECTORY_SCHEMES else str(url)
+        other = seen.setdefault(place, url)
+        if other is not url:
+            raise SettingsError(
+                f"{url} and {other} are the same directory {place!r}; name each disk once"
+            )
+    if len(urls) > 1 and any(url.scheme != "slab" for url in urls):
+        raise SettingsError("only slab stores can be striped; name one store, or several slab:///")
+    return urls
+
+
+def refuse_unserved(urls: Sequence[StoreUrl]) -> None:
+    """Raise `SettingsError` for a well-formed URL whose kind of store this version lacks."""
+    for url in urls:
+        if url.scheme not in SERVED_SCHEMES:
+            raise SettingsError(
+                f"{url.scheme}:// stores are not served by this version, which serves slab:// "
+                f"(a directory on a local disk); {_HINT}"
+            )
+
+
+def slab_directory(path: str) -> StoreUrl:
+    """The slab store in directory `path`, which must be absolute and below `/`."""
+    if "\0" in path or "\n" in path:
+        raise SettingsError(f"{path!r} is not a directory name; {_HINT}")
+    if not path.startswith("/"):
+        raise SettingsError(f"{path!r} is not an absolute directory; {_HINT}")
+    normal = "/" + os.path.normpath(path).lstrip("/")
+    if normal == "/":
+        raise SettingsError(f"{path!r} names no directory of its own; {_HINT}")
+    return StoreUrl("slab", normal)
+
+
+def _each(value: object) -> list[StoreUrl]:
+    if isinstance(value, StoreUrl):
+        return [value]
+    if isinstance(value, str):
+        return [_parse(text.strip()) for text in value.split(",")] if value.strip() else []
+    if isinstance(value, list | tuple):
+        return [url for item in value for url in _each(item)]
+    raise SettingsError(f"a {type(value).__name__} is not a store URL; {_HINT}")
+
+
+def _shown(text: str) -> str:
+    """`text` without what may be a secret: user info and the values of its query."""
+    text = re.sub(r"//[^/]*@", "//...@", text)
+    text = re.sub(r"([?&;][^=&;]*)=[^&;]*", r"\1=...", text)
+    return repr(text) if len(text) <= 200 else f"a text of {len(text)} characters"
+
+
+def _parse(text: str) -> StoreUrl:
+    if not text:
+        raise SettingsError(f"an empty entry is not a store URL; {_HINT}")
+    match = _SCHEME.match(text)
+    if match is None:
+        hint = f'write "slab://{text}"' if re.fullmatch(r"/[\w./-]*", text) else _HINT
+        raise SettingsError(f"{_shown(text)} is not a store URL; {hint}")
+    scheme = match[1].lower()
+    if scheme not in SCHEMES:
+        guess = nearest(scheme, SCHEMES)
+        raise SettingsError(
+            f"{_shown(text)} has the unknown scheme {scheme!r}; "
+            + (f"did you mean {guess}://?" if guess else f"known are {', '.join(SCHEMES)}")
+        )
+    if not text.isprintable():  # urlsplit would drop tabs and line breaks in silence
+        raise SettingsError(f"{_shown(text)} holds a control character; {_HINT}")
+    try:
+        parts = urlsplit(text)
+        path = unquote(parts.path, errors="surrogateescape")
+    except ValueError as error:
+        raise SettingsError(f"{_shown(text)} is not a store URL ({error}); {_HINT}") from None
+    if "@" in parts.netloc:
+        raise SettingsError(f"{_shown(text)} holds a user name; a store URL carries no credential")
+    if parts.fragment or text.endswith("#"):
+        raise SettingsError(f'{_shown(text)} holds a "#"; write it as %23')
+    params = _params(text, parts.query)
+    if scheme in _DIRECTORY_SCHEMES:
+        if parts.netloc:
+            raise SettingsError(
+                f"{_shown(text)} names a host; a directory takes three slashes: "
+                f'"{scheme}:///{parts.netloc}{parts.path}"'
+            )
+        if params and scheme == "slab":
+            raise SettingsError(
+                f"{_shown(text)} has the parameter {params[0][0]!r}; a slab URL takes none, "
+                'write "?" in a directory name as %3F'
+            )
+        return StoreUrl(scheme, slab_directory(path).path, params)
+    if not parts.netloc:
+        raise SettingsError(f"{_shown(text)} names no bucket; write for example s3://bucket/prefix")
+    return StoreUrl(scheme, f"{parts.netloc}/{path.strip('/')}".rstrip("/"), params)
+
+
+def _params(text: str, query: str) -> tuple[tuple[str, str], ...]:
+    params = tuple(parse_qsl(query, keep_blank_values=True))
+    names = [name for name, _ in params]
+    for name in names:
+        if looks_like_credential(name):
+            raise SettingsError(
+                f"{_shown(text)} has the parameter {name!r}; a store URL carries no credential"
+            )
+        if names.count(name) > 1:
+            raise SettingsError(f"{_shown(text)} has the parameter {name!r} twice; keep one")
+    return params

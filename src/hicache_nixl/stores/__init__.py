@@ -1,0 +1,1 @@
+"""Where records lie: `slab` on local disks."""
