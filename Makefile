@@ -27,7 +27,7 @@ test: lint venv ## Lint, types and all tests; reports/junit.xml
 
 bench: venv ## Measure against the in-tree connector and the bare device
 	@FIO=1 ci/system.sh check
-	@$(PYTHON_) -m bench.run $(BENCH_OPTIONS)
+	@$(PYTHON_) -m bench $(BENCH_OPTIONS)
 
 lint: venv ## ruff and mypy
 	@$(PYTHON_) -m ruff check --quiet .

@@ -32,7 +32,9 @@ def workspace(root: Path, needed: int) -> Iterator[Path]:
         run = root / f"{_RUN}{os.getpid()}"
         run.mkdir()
     except OSError as error:
-        raise BenchError(f"--dir {root}: {error.strerror}; choose a directory to write in") from error
+        raise BenchError(
+            f"--dir {root}: {error.strerror}; choose a directory to write in"
+        ) from error
     try:
         free = shutil.disk_usage(run).free
         if free < needed:

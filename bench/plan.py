@@ -39,6 +39,14 @@ def format_size(nbytes: float) -> str:
     return f"{nbytes:g} B"
 
 
+def parse_pages(text: str) -> tuple[int, ...]:
+    """Page sizes of a comma list, ascending."""
+    sizes = {parse_size(part) for part in text.split(",")}
+    if min(sizes) <= 0:
+        raise BenchError(f"--pages {text}: a page has at least one byte")
+    return tuple(sorted(sizes))
+
+
 def choose(name: str, text: str, known: tuple[str, ...]) -> tuple[str, ...]:
     """The comma list `text` in the order of `known`; a `BenchError` names the unknown entry."""
     asked = [part.strip() for part in text.split(",") if part.strip()]

@@ -71,12 +71,10 @@ def shape_of(page: int) -> PageShape:
 
 def build_pool(layout: str, shape: PageShape, pages: int) -> Any:
     """SGLang's `MHATokenToKVPoolHost` of `pages` pages on unpinned host memory."""
-    try:
-        from sglang.srt.mem_cache.device_pool_info import KVBufferLayout, KVBuffers, MHABufferInfo
-        from sglang.srt.mem_cache.pool_host.base import host_memory_budget_scope
-        from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
-    except ImportError as error:
-        raise BenchError(f"SGLang is missing ({error}): pip install 'hicache-nixl[engine]'") from error
+    from sglang.srt.mem_cache.device_pool_info import KVBufferLayout, KVBuffers, MHABufferInfo
+    from sglang.srt.mem_cache.pool_host.base import host_memory_budget_scope
+    from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
+
     dtype = torch.bfloat16
     # The device side is described, never used: one token per layer is enough.
     device = tuple(

@@ -56,12 +56,15 @@ class Mode:
         return f"{'O_DIRECT' if self.direct else 'buffered'}, {queue}"
 
 
-def clean_environment() -> None:
-    """Forget settings of the caller's shell that would redirect or retune a connector."""
-    for name in list(os.environ):
-        if name.startswith(("HICACHE_NIXL_", "SGLANG_HICACHE_NIXL_")):
-            del os.environ[name]
-    os.environ.setdefault("NIXL_LOG_LEVEL", "ERROR")
+def preload() -> None:
+    """Import SGLang's part, which takes seconds, before any clock runs."""
+    try:
+        import sglang.srt.mem_cache.storage.nixl.hicache_nixl  # noqa: F401
+    except ImportError as error:
+        raise BenchError(
+            f"SGLang's NIXL connector cannot be imported ({error}): "
+            "pip install 'hicache-nixl[engine]'"
+        ) from error
 
 
 def _storage_config(host: HostPages, extra: dict[str, object]) -> Any:
@@ -82,6 +85,13 @@ def _storage_config(host: HostPages, extra: dict[str, object]) -> Any:
     )
 
 
+def _no_prefix() -> Any:
+    """What SGLang passes beside the keys of a prompt's first batch."""
+    from sglang.srt.mem_cache.hicache_storage import HiCacheStorageExtraInfo
+
+    return HiCacheStorageExtraInfo(prefix_keys=[])
+
+
 class _Connector:
     """The calls both connectors share."""
 
@@ -93,13 +103,13 @@ class _Connector:
         self._connector: Any = None
 
     def set(self, keys: Sequence[str]) -> list[bool]:
-        return list(self._connector.batch_set_v1(list(keys), self._host.indices))
+        return list(self._connector.batch_set_v1(list(keys), self._host.indices, self._extra))
 
     def get(self, keys: Sequence[str]) -> list[bool]:
-        return list(self._connector.batch_get_v1(list(keys), self._host.indices))
+        return list(self._connector.batch_get_v1(list(keys), self._host.indices, self._extra))
 
     def exists(self, keys: Sequence[str]) -> int:
-        return int(self._connector.batch_exists(list(keys)))
+        return int(self._connector.batch_exists(list(keys), self._extra))
 
     def forget(self, keys: Sequence[str]) -> None:
         pass
@@ -110,7 +120,7 @@ class _Connector:
             self._connector = None
 
     def _adopt(self, connector: Any, host: HostPages) -> None:
-        self._connector, self._host = connector, host
+        self._connector, self._host, self._extra = connector, host, _no_prefix()
         connector.register_mem_pool_host(host.pool)
 
 
@@ -120,10 +130,8 @@ class InTree(_Connector):
     name = "in-tree"
 
     def setup(self, host: HostPages, directory: Path, capacity: int) -> None:  # noqa: ARG002
-        try:
-            from sglang.srt.mem_cache.storage.nixl.hicache_nixl import HiCacheNixl
-        except ImportError as error:
-            raise BenchError(f"SGLang's NIXL connector cannot be imported: {error}") from error
+        from sglang.srt.mem_cache.storage.nixl.hicache_nixl import HiCacheNixl
+
         posix: dict[str, object] = {"active": True}
         if self._mode.queue == "uring":
             posix["use_uring"] = "true"
@@ -153,12 +161,12 @@ class Ours(_Connector):
     name = "ours"
 
     def setup(self, host: HostPages, directory: Path, capacity: int) -> None:
-        from hicache_nixl.errors import HiCacheNixlError
-
         try:
-            from hicache_nixl import HiCacheNixlConnector
+            from hicache_nixl import HiCacheNixlConnector, HiCacheNixlError
         except ImportError as error:
-            raise BenchError(f"hicache_nixl cannot be imported ({error}): pip install -e .") from error
+            raise BenchError(
+                f"hicache_nixl cannot be imported ({error}): pip install -e ."
+            ) from error
         directory.mkdir(parents=True, exist_ok=True)
         extra: dict[str, object] = {
             "backend_name": "hicache_nixl",

@@ -23,17 +23,16 @@ find_python() {
 python=$(find_python || true)
 
 has_python() { [ -n "$python" ]; }
-# Without an interpreter its parts cannot be asked for; its package's own line comes first.
-has_venv() { [ -z "$python" ] || "$python" -c 'import ensurepip, venv' 2>/dev/null; }
+has_venv() { has_python && "$python" -c 'import ensurepip, venv' 2>/dev/null; }
 has_python_header() {
-    [ -z "$python" ] || "$python" -c '
+    has_python && "$python" -c '
 import pathlib, sys, sysconfig
 sys.exit(not pathlib.Path(sysconfig.get_path("include"), "Python.h").is_file())'
 }
 has_compiler() { command -v g++ >/dev/null; }
 has_ninja() { command -v ninja >/dev/null; }
 has_openssl_header() {
-    ! has_compiler || echo '#include <openssl/sha.h>' | g++ -E -x c++ - >/dev/null 2>&1
+    has_compiler && echo '#include <openssl/sha.h>' | g++ -E -x c++ - >/dev/null 2>&1
 }
 has_fio() { [ "${FIO:-0}" != 1 ] || command -v fio >/dev/null; }
 
@@ -70,9 +69,6 @@ case "${1:-}" in
         ;;
     packages)
         each_missing name
-        # Behind a compiler that is missing stands a header that could not be looked for.
-        has_python || printf '%s\n' python3-venv python3-dev
-        has_compiler || echo libssl-dev
         ;;
     *)
         sed -n '2,8s/^# \{0,1\}//p' "$0" >&2

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 import pools
 from hicache_nixl.errors import RegistrationError
-from hicache_nixl.geometry import ALIGNMENT, PoolGeometry, Region, describe_pool
+from hicache_nixl.geometry import PoolGeometry, Region, describe_pool
+from hicache_nixl.record import ALIGNMENT
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float32)
 WIDTHS = (1, 3, 8, 16, 64, 128)

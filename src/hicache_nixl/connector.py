@@ -84,6 +84,7 @@ class HiCacheNixlConnector(HiCacheStorage):  # type: ignore[misc]
             storage_config=self._config,
             settings=self._settings,
             pool_name=_KV_POOL,
+            kv_dtype=_engine_kv_dtype(),
         )
         needed = self._tier.mover.placement(geometry).staging_bytes
         if needed > self._tier.staging.nbytes:
@@ -269,3 +270,16 @@ class HiCacheNixlConnector(HiCacheStorage):  # type: ignore[misc]
     def batch_set_v2(self, *args: Any, **kwargs: Any) -> Any:
         """Refused: hybrid pools."""
         raise NotImplementedError(f"batch_set_v2: {_HYBRID}")
+
+
+def _engine_kv_dtype() -> str | None:
+    """The server's --kv-cache-dtype, which names the format of pools of raw bytes; None outside a
+    server or where this SGLang version does not tell."""
+    try:
+        from sglang.srt.runtime_context import get_context, get_model
+    except ImportError:
+        return None
+    if not get_context().is_config_namespace_published("model"):
+        return None
+    value = getattr(get_model(), "kv_cache_dtype", None)
+    return None if value is None else str(value)

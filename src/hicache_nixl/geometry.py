@@ -18,10 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from hicache_nixl.errors import RegistrationError
+from hicache_nixl.record import ALIGNMENT
 from hicache_nixl.host_pools import BYTE_ORDERS, read_pool
 
-ALIGNMENT = 4096
-"""Bytes. What O_DIRECT and page-granular registration ask of addresses and lengths."""
 
 # From this many bytes a segment is copied page by page: a fancy-indexed copy makes a temporary
 # of all pages at once, which is faster only while the segments are small.

@@ -32,6 +32,7 @@ import numpy.typing as npt
 from hicache_nixl import memory_limits
 from hicache_nixl.errors import HostMemoryError
 from hicache_nixl.memory_limits import HugepagePool
+from hicache_nixl.units import format_size
 
 __all__ = ["HostBuffer", "HugepageReport", "Hugepages", "allocate", "hugepage_report"]
 
@@ -44,7 +45,7 @@ _MAP_HUGE_SHIFT: Final = 26
 _MADV_POPULATE_WRITE: Final = 23
 _MAP_FAILED: Final = ctypes.c_void_p(-1).value
 _ROOT: Final = Path("/")
-# Zeroing pages takes a third of a second a GiB on one core, so large mappings share it out.
+# One core zeroes about 1 GiB of ordinary pages a second, so large mappings share the work out.
 _POPULATE_CHUNK: Final = 1 << 30
 _POPULATE_THREADS: Final = 8
 
@@ -94,7 +95,7 @@ class HostBuffer:
                 f"host buffer of {self.nbytes} bytes at {self.address:#x} was released: "
                 "take views before release()"
             )
-        return np.frombuffer(self._memory, dtype=np.uint8)
+        return np.frombuffer(memoryview(self._memory), dtype=np.uint8)
 
     def release(self) -> None:
         """Give up the memory: at once, or when the last view is gone. Idempotent."""
@@ -160,12 +161,12 @@ def allocate(
             return _allocate_hugepages(nbytes, size, root)
         except _HugepageShortageError as shortage:
             if hugepages == "required":
-                raise
+                raise HostMemoryError(str(shortage)) from None
             _warn_once(shortage)
     return _allocate_ordinary(nbytes, root)
 
 
-class _HugepageShortageError(HostMemoryError):
+class _HugepageShortageError(Exception):
     """Hugepages that are not to be had; `reason` names the kind of shortage."""
 
     def __init__(self, reason: str, message: str) -> None:
@@ -192,26 +193,30 @@ def _allocate_hugepages(nbytes: int, page_size: int, root: Path) -> HostBuffer:
             f"{what}: this kernel has no such pages (it has: {known}); set hugepage_size to one "
             f"of these, or boot with hugepagesz={page_size >> 10}K hugepages={pages}",
         )
-    fix = _more_pages(pool, pages, root)
     if pool.free < pages:
-        raise _HugepageShortageError("free", f"{what}: {pool.free} pages are free; run `{fix}`")
+        raise _HugepageShortageError(
+            "free", f"{what}: {pool.free} pages are free; {_more_pages(pool, pages, root)}"
+        )
     if pool.limit is not None and pool.limit.headroom < wanted:
         raise _HugepageShortageError(
             "cgroup",
             f"{what}: the cgroup allows {_size(pool.limit.limit)} and "
             f"{_size(pool.limit.headroom)} of it are left; run "
-            f"`echo {pool.limit.used + wanted} > {pool.limit.file}`, or raise the container's "
-            f"{_kubernetes_name(page_size)} limit",
+            f"`echo {pool.limit.used + wanted} > {pool.limit.file}`, or "
+            f"{_more_for_container(page_size)}",
         )
     flags = _MAP_HUGETLB | (page_size.bit_length() - 1) << _MAP_HUGE_SHIFT
     try:
         address = _map_populated(wanted, page_size, flags)
     except OSError as error:
-        # Another process was faster, or a limit applies that cannot be read from here.
+        pool = memory_limits.hugepage_pools(root).get(page_size, pool)
+        # Either another process was faster, or a limit applies that cannot be read from here.
+        fix = (
+            _more_pages(pool, pages, root) if pool.free < pages else _more_for_container(page_size)
+        )
         raise _HugepageShortageError(
             "refused",
-            f"{what}: the kernel refused ({error.strerror}) with {pool.free} pages free; run "
-            f"`{fix}`, or raise the container's {_kubernetes_name(page_size)} limit",
+            f"{what}: the kernel refused ({error.strerror}) with {pool.free} pages free; {fix}",
         ) from None
     return HostBuffer(address, nbytes, wanted, page_size)
 
@@ -240,23 +245,20 @@ def _allocate_ordinary(nbytes: int, root: Path) -> HostBuffer:
 
 
 def _more_pages(pool: HugepagePool, pages: int, root: Path) -> str:
-    """The command that makes `pages` more pages available than are in use."""
+    """How to have `pages` pages free."""
     total = pool.total + max(0, pages - pool.free)
     if pool.page_size == memory_limits.default_hugepage_size(root):
-        return f"sysctl -w vm.nr_hugepages={total}"
-    return f"echo {total} > {pool.directory / 'nr_hugepages'}"
+        return f"run `sysctl -w vm.nr_hugepages={total}`"
+    return f"run `echo {total} > {pool.directory / 'nr_hugepages'}`"
 
 
-def _kubernetes_name(page_size: int) -> str:
-    unit, name = (30, "Gi") if page_size >= 1 << 30 else (20, "Mi")
-    return f"hugepages-{page_size >> unit}{name}" if page_size >> unit else "hugepages"
+def _more_for_container(page_size: int) -> str:
+    # Kubernetes counts in Ki, Mi and Gi.
+    return f"raise the container's hugepages-{format_size(page_size).removesuffix('B')} limit"
 
 
 def _size(nbytes: int) -> str:
-    for shift, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
-        if nbytes >= 1 << shift:
-            return f"{nbytes / (1 << shift):.1f} {unit}".replace(".0 ", " ")
-    return f"{nbytes} bytes"
+    return format_size(nbytes, digits=1)
 
 
 def _warn_once(shortage: _HugepageShortageError) -> None:
@@ -305,9 +307,7 @@ def _can_populate() -> bool:
     try:
         _madvise(address, mmap.PAGESIZE, _MADV_POPULATE_WRITE)
     except OSError as error:
-        if error.errno == errno.EINVAL:
-            return False
-        raise
+        return error.errno != errno.EINVAL
     finally:
         _munmap(address, mmap.PAGESIZE)
     return True
@@ -324,7 +324,7 @@ def _libc() -> ctypes.CDLL:
 
 
 def _mmap(nbytes: int, flags: int) -> int:
-    # Python's own mmap has no munmap that leaves views alone, and rejects hugepage lengths.
+    # Not Python's mmap: its madvise holds the GIL while the pages are zeroed.
     protection = mmap.PROT_READ | mmap.PROT_WRITE
     address = _libc().mmap(None, nbytes, protection, mmap.MAP_ANONYMOUS | flags, -1, 0)
     if address is None or address == _MAP_FAILED:

@@ -16,6 +16,8 @@ import yaml
 
 from hicache_nixl.errors import SettingsError
 
+ENVIRONMENT = "environment"
+
 _CREDENTIAL = re.compile(
     r"secret|token|passw|passphrase|credential|signature|connection_?string|(^|_)sas(_|$)"
     r"|(access|api|private|account|shared|client|encryption)_?key",
@@ -35,7 +37,9 @@ class Given:
     @property
     def origin(self) -> str:
         """The key and its source, for messages."""
-        return self.key if self.source == "environment" else f"{self.key} ({self.source})"
+        if self.source == ENVIRONMENT:
+            return f"environment variable {self.key}"
+        return f"{self.key} ({self.source})"
 
 
 def looks_like_credential(key: str) -> bool:
@@ -49,19 +53,24 @@ def nearest(key: str, known: Iterable[str]) -> str | None:
     return matches[0] if matches else None
 
 
-def unknown_key(key: object, source: str, known: Iterable[str], *, prefix: str = "") -> SettingsError:
-    """The error for a key nobody reads, with the nearest of `known`, or all where none is near."""
+def unknown_key(
+    key: object, source: str, known: Iterable[str], spell: Callable[[str], str] = str
+) -> SettingsError:
+    """The error for a key nobody reads, with the nearest of `known`, or all where none is near.
+
+    `spell` turns a key into the way it is written in `source`, such as an environment variable.
+    """
     if not isinstance(key, str):
         return SettingsError(f"{source}: a key is a {type(key).__name__}; keys are texts")
-    shown = key if key.isprintable() and len(key) <= 80 else f"a text of {len(key)} characters"
+    shown = spell(key) if key.isprintable() and len(key) <= 80 else f"of {len(key)} characters"
     if looks_like_credential(key):
         return SettingsError(
-            f"{source}: {prefix}{shown} is a credential, and a slab store takes none; remove it"
+            f"{source}: {shown} is a credential, and a slab store takes none; remove it"
         )
     names = sorted(known)
     guess = nearest(key, names)
-    advice = f"did you mean {prefix}{guess}?" if guess else f"known are {', '.join(names)}"
-    return SettingsError(f"{source}: unknown key {prefix}{shown}; {advice}")
+    advice = f"did you mean {spell(guess)}?" if guess else f"known are {', '.join(names)}"
+    return SettingsError(f"{source}: unknown key {shown}; {advice}")
 
 
 def read_settings_file(path: str | Path) -> dict[str, object]:
@@ -121,7 +130,9 @@ def _load_json(text: str) -> object:
 class _YamlLoader(yaml.SafeLoader):
     """PyYAML keeps the last of two equal keys in silence; this one refuses the second."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
+    def construct_mapping(
+        self, node: yaml.MappingNode, deep: bool = False
+    ) -> dict[Hashable, object]:
         seen: set[object] = set()
         for key_node, _ in node.value:
             # "<<" merges are resolved by the parent and may repeat.

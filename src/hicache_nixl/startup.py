@@ -69,11 +69,13 @@ class Tier:
 
     def close(self) -> None:
         """Wait a little for late transfers, then release everything. Idempotent."""
-        ended = self.reader.close() and self.writer.close()
+        ended = all([self.reader.drain(), self.writer.drain()])
         self.store.close()
         while self._registrations:
             engine, registration = self._registrations.pop()
             engine.deregister(registration)
+        self.reader.close()
+        self.writer.close()
         if ended:
             self.buffer.release()
         else:
@@ -137,18 +139,20 @@ def choose_io(settings: Settings, directories: Sequence[Path]) -> IoChoice:
             f"plugin={wanted!r} cannot serve a slab store; use one of {', '.join(PLUGINS)}"
         )
     plugin = PLUGINS[wanted]
+    given = settings.parameters_for(wanted)
     if plugin != "POSIX":
         try:
-            _try(plugin, {}, directories[0], direct_io)
+            _try(plugin, given, directories[0], direct_io)
         except (TransferError, OSError) as error:
             raise SettingsError(
                 f"plugin={wanted!r} does not work here: {error}; use plugin=auto"
             ) from error
-        return IoChoice(plugin, None, {}, direct_io, tuple(notes))
+        return IoChoice(plugin, None, given, direct_io, tuple(notes))
     queues = ["aio"] if settings.queue == "aio" else ["uring", "aio"]
     for queue in queues:
         try:
-            _try(plugin, QUEUE_PARAMETERS[queue], directories[0], direct_io)
+            parameters = given | QUEUE_PARAMETERS[queue]
+            _try(plugin, parameters, directories[0], direct_io)
         except (TransferError, OSError) as error:
             if queue == queues[-1]:
                 raise TransferError(
@@ -156,7 +160,7 @@ def choose_io(settings: Settings, directories: Sequence[Path]) -> IoChoice:
                 ) from error
             notes.append(f"io_uring does not work here ({error}); using AIO")
             continue
-        return IoChoice(plugin, queue, QUEUE_PARAMETERS[queue], direct_io, tuple(notes))
+        return IoChoice(plugin, queue, parameters, direct_io, tuple(notes))
     raise AssertionError("unreachable: the last queue returns or raises")
 
 
@@ -189,5 +193,6 @@ def _try(plugin: str, parameters: dict[str, str], directory: Path, direct_io: bo
     finally:
         for registration in registrations:
             engine.deregister(registration)
+        engine.close()
         os.close(descriptor)
         path.unlink()

@@ -12,6 +12,7 @@ Facts about NIXL 1.5 that shape this module (seen on its POSIX plug-in):
 - a released transfer may still be in the kernel: nothing here is released before it has ended.
 """
 
+import contextlib
 import logging
 import threading
 import time
@@ -40,6 +41,13 @@ QUEUE_PARAMETERS: dict[str, dict[str, str]] = {
     "uring": {"use_uring": "true"},
     "aio": {"use_aio": "true"},
 }
+
+
+def quiet_nixl() -> None:
+    """Keep NIXL's own log lines, which go to standard output, to warnings and errors."""
+    with contextlib.suppress(ImportError):
+        import nixl._api  # noqa: F401 - importing it sets its logger up
+    logging.getLogger("nixl").setLevel(logging.WARNING)
 
 
 class Registration:
@@ -168,7 +176,7 @@ class TransferEngine:
         """End a registration. A second call does nothing (NIXL might free twice)."""
         with self._lock:
             handle, registration.handle = registration.handle, None
-            if handle is None:
+            if handle is None or self._agent is None:
                 return
             with _as_transfer_error(f"a {registration.kind} registration cannot be ended"):
                 self._agent.deregister_memory(handle, backends=[self.plugin])
@@ -203,15 +211,22 @@ class TransferEngine:
             raise transfer._error
         return transfer
 
-    def close(self, *, wait_s: float = _CLOSE_WAIT_S) -> bool:
-        """Wait up to `wait_s` seconds for late transfers; True if none is left. Idempotent."""
+    def drain(self, *, wait_s: float = _CLOSE_WAIT_S) -> bool:
+        """Take no more transfers and wait up to `wait_s` seconds for late ones; True if none is
+        left. Idempotent."""
         deadline = time.monotonic() + wait_s
+        with self._lock:
+            self._closed = True
         while self._late and time.monotonic() < deadline:
             self._reap()
             time.sleep(_LONG_WAIT_S)
-        with self._lock:
-            self._closed = True
         return not self._late
+
+    def close(self) -> None:
+        """Release the NIXL agent, if no transfer is late. Deregister first. Idempotent."""
+        if self.drain(wait_s=0):
+            with self._lock:
+                self._agent = None
 
     @property
     def late_transfers(self) -> int:

@@ -2,9 +2,9 @@
 
 This module owns the grammar. It must not know any setting.
 
-Sizes are whole bytes. `KiB MiB GiB TiB PiB EiB` (or `Ki Mi ...`) count in 1024, `kB MB GB TB PB EB` in
-1000, in any case. A bare letter, "64k", is refused: tools disagree on what it means. Durations
-are seconds: `us ms s m h`, a plain number is seconds. All arithmetic is decimal, hence exact.
+Sizes are whole bytes. `KiB MiB GiB TiB PiB EiB` (or `Ki Mi ...`) count in 1024, `kB MB GB TB PB EB`
+in 1000, in any case. A bare letter, "64k", is refused: tools disagree on what it means.
+Durations are seconds: `us ms s m h`, a plain number is seconds. Arithmetic is decimal, so exact.
 
 Every function raises `SettingsError` with one line that names the value and a good example.
 """
@@ -19,8 +19,10 @@ KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
 # SQLite integers and NIXL offsets are signed 64-bit.
 MAX_SIZE = (1 << 63) - 1
 
-_BINARY = {f"{letter}iB": 1 << (10 * power) for power, letter in enumerate("KMGTPE", start=1)}
-_SIZE_UNITS = {
+_BINARY: dict[str, int] = {
+    f"{letter}iB": 1 << (10 * power) for power, letter in enumerate("KMGTPE", start=1)
+}
+_SIZE_UNITS: dict[str, int] = {
     "": 1,
     "b": 1,
     **{unit.lower(): factor for unit, factor in _BINARY.items()},
@@ -86,7 +88,7 @@ def _size_from_text(text: str) -> int:
     if len(unit) == 1 and unit in "kKmMgGtTpPeE":
         letter = unit.upper()
         raise SettingsError(
-            f"{describe(text)} is ambiguous; write \"{number}{letter}iB\" (1024) or "
+            f'{describe(text)} is ambiguous; write "{number}{letter}iB" (1024) or '
             f'"{number}{letter}B" (1000)'
         )
     factor = _SIZE_UNITS.get(unit.lower())

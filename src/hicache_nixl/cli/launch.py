@@ -1,5 +1,20 @@
 """`hicache-nixl launch-args`: the exact SGLang flags for a configuration."""
 
+import shlex
+
+from hicache_nixl.cli.common import (
+    ConfigOption,
+    JsonOption,
+    SetOption,
+    StoreOption,
+    errors_as_one_line,
+    given,
+    out,
+    print_json,
+)
+from hicache_nixl.launch import launch_args
+from hicache_nixl.sources import read_settings_file
+
 EXAMPLE = "Example: hicache-nixl launch-args --store slab:///nvme0/hicache --set capacity=2TiB"
 
 
@@ -9,5 +24,11 @@ def launch(
     settings: SetOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Print the flags that make `python -m sglang.launch_server` use this store."""
-    raise NotImplementedError
+    """Print the flags that make `python -m sglang.launch_server` keep its KV cache in this store."""
+    with errors_as_one_line():
+        from_file = {} if config is None else read_settings_file(config)
+        args = launch_args(from_file | given(store, settings))
+    if json:
+        print_json(args)
+    else:
+        out.print(shlex.join(args), markup=False)

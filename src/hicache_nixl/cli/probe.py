@@ -14,6 +14,7 @@ from hicache_nixl.cli.common import (
 )
 from hicache_nixl.probe import describe_rows, findings
 from hicache_nixl.startup import assemble
+from hicache_nixl.transfer import quiet_nixl
 
 EXAMPLE = "Example: hicache-nixl probe --store slab:///nvme0/hicache --set capacity=2TiB"
 
@@ -28,6 +29,7 @@ def probe(
 
     Creates the store if it does not exist.
     """
+    quiet_nixl()
     with errors_as_one_line():
         tier = assemble(settings_from(store, config, settings))
         try:

@@ -1,0 +1,119 @@
+"""Putting a tier together: what is tried, what falls back, what is refused."""
+
+import gc
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hicache_nixl import startup
+from hicache_nixl.errors import SettingsError, StoreError, TransferError
+from hicache_nixl.settings import Settings, load_settings
+from hicache_nixl.stores import slab_segments
+
+
+def settings(directory: Path, **changes: Any) -> Settings:
+    """Settings of a small store in `directory`."""
+    values = {"store": f"slab://{directory}", "capacity": "32MiB", "staging": "1MiB"}
+    return load_settings(values | changes, environ={})
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_assembled_tier_works_and_releases_everything(tmp_path: Path) -> None:
+    """A tier starts, and after close() holds no more descriptors than before and no staging."""
+    startup.assemble(settings(tmp_path / "warm")).close()
+    before = descriptors()
+    tier = startup.assemble(settings(tmp_path / "store"))
+    assert tier.choice.direct_io
+    assert tier.choice.queue in ("uring", "aio")
+    tier.close()
+    tier.close()
+    assert descriptors() <= before
+    buffer = tier.buffer
+    del tier
+    gc.collect()
+    assert not buffer.mapped
+    assert [path.name for path in (tmp_path / "store").glob(".*")] == []
+
+
+def test_probe_files_do_not_stay(tmp_path: Path) -> None:
+    """Trying O_DIRECT and the queue leaves no file behind."""
+    startup.choose_io(settings(tmp_path), [tmp_path])
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("queue", ["aio", "uring"])
+def test_queue_can_be_chosen(tmp_path: Path, queue: str) -> None:
+    """The queue of the settings is the one in use, where it works."""
+    choice = startup.choose_io(settings(tmp_path, queue=queue), [tmp_path])
+    assert choice.queue == queue or any("io_uring" in note for note in choice.notes)
+
+
+def test_refused_uring_falls_back_to_aio(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where io_uring fails, AIO serves, with one note that says why."""
+    real = startup._try
+
+    def refuse(plugin: str, parameters: dict[str, str], *rest: Any) -> None:
+        if "use_uring" in parameters:
+            raise TransferError("io_uring_queue_init: Operation not permitted")
+        real(plugin, parameters, *rest)
+
+    monkeypatch.setattr(startup, "_try", refuse)
+    choice = startup.choose_io(settings(tmp_path), [tmp_path])
+    assert choice.queue == "aio"
+    assert [note for note in choice.notes if "Operation not permitted" in note]
+
+
+def test_no_working_queue_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where neither queue works, starting fails in one line that names the directory."""
+
+    def refuse(*_: Any) -> None:
+        raise TransferError("not here")
+
+    monkeypatch.setattr(startup, "_try", refuse)
+    with pytest.raises(TransferError, match=str(tmp_path)):
+        startup.choose_io(settings(tmp_path), [tmp_path])
+
+
+def test_refused_direct_io_falls_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a directory refuses O_DIRECT, buffered I/O serves, with one note that names it."""
+    monkeypatch.setattr(startup, "direct_io_refused", lambda directory: "Invalid argument")
+    tier = startup.assemble(settings(tmp_path / "store"))
+    try:
+        assert not tier.choice.direct_io
+        assert [n for n in tier.choice.notes if "O_DIRECT" in n and str(tmp_path) in n]
+    finally:
+        tier.close()
+
+
+def test_tmpfs_is_tried_for_real(tmp_path: Path) -> None:
+    """On tmpfs the verdict on O_DIRECT is that of the kernel, and the tier works either way."""
+    memory = Path("/dev/shm") / f"hicache-nixl-{os.getpid()}-{tmp_path.name}"
+    memory.mkdir()
+    try:
+        refused = slab_segments.direct_io_refused(memory)
+        tier = startup.assemble(settings(memory / "store"))
+        assert tier.choice.direct_io == (refused is None)
+        tier.close()
+    finally:
+        shutil.rmtree(memory)
+
+
+def test_unloadable_plugin_is_refused_by_name(tmp_path: Path) -> None:
+    """A plug-in that was asked for and cannot be loaded stops the start and says why."""
+    with pytest.raises(SettingsError, match="gds_mt"):
+        startup.choose_io(settings(tmp_path, plugin="gds_mt"), [tmp_path])
+
+
+def test_missing_parent_is_refused(tmp_path: Path) -> None:
+    """A directory whose parent does not exist is refused and nothing is made."""
+    with pytest.raises(StoreError, match="does not exist"):
+        startup.assemble(settings(tmp_path / "not" / "there"))
+    assert list(tmp_path.iterdir()) == []
