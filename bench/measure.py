@@ -24,6 +24,7 @@ from bench.subjects import InTree, Ours, Subject
 FRESH, STEADY, COLD = "set fresh", "set full store", "get cold"
 PRESENT, ABSENT = "exists, present", "exists, absent"
 _KEPT_SAMPLES = 2
+_FILL_SECONDS = 300
 
 
 @dataclass(frozen=True)
@@ -74,10 +75,14 @@ class Entrant:
         while len(self.samples) > _KEPT_SAMPLES:
             self.subject.forget([key for batch in self.samples.pop(0) for key in batch.keys])
 
-    def last_keys(self) -> list[str]:
-        """128 keys stored last, or as many as there are."""
+    def questions(self) -> list[list[str]]:
+        """The keys that are surely there, 128 for each call of `exists`, or all if there are fewer.
+
+        Different keys in every call, as different prompts have.
+        """
         keys = [key for sample in self.samples for batch in sample for key in batch.keys]
-        return keys[-BATCH_PAGES:]
+        size = min(BATCH_PAGES, len(keys))
+        return [keys[start : start + size] for start in range(0, len(keys) - size + 1, size)]
 
 
 class Numbers:
@@ -102,11 +107,14 @@ def make_subjects(names: Sequence[str]) -> list[Subject]:
 
 
 def store_sample(
-    entrant: Entrant, host: HostPages, numbers: Numbers, batches: int, *, read_back: bool = True
+    entrant: Entrant, host: HostPages, numbers: Numbers, plan: Plan, *, read_back: bool = False
 ) -> tuple[float, int, int]:
-    """Store `batches` fresh batches; seconds, bytes, failed pages. Then checks the last one."""
-    seconds, nbytes, failed, sample = 0.0, 0, 0, []
-    for _ in range(batches):
+    """Store one sample of fresh batches; seconds, bytes, failed pages.
+
+    A slow subject stores fewer batches than a fast one. `read_back` checks the last one.
+    """
+    seconds, nbytes, failed, sample = 0.0, 0, 0, list[Written]()
+    while len(sample) < plan.batches(host.page_bytes) and seconds < plan.sample_seconds:
         batch = numbers.batch(host.count)
         host.stamp(batch.number)
         start = time.perf_counter()
@@ -180,7 +188,7 @@ class Cell:
         elif {"get", "exists"} & set(what):
             for entrant in self._entrants:
                 for _ in range(_KEPT_SAMPLES):
-                    store_sample(entrant, self._host, self._numbers, self._plan.batches(self._page))
+                    store_sample(entrant, self._host, self._numbers, self._plan)
         if "get" in what:
             yield from self._get_rounds()
         if "exists" in what:
@@ -207,6 +215,7 @@ class Cell:
         return Sample(operation, self._page, self._layout, who, number, seconds, **counts)
 
     def _set_rounds(self, operation: str) -> Iterator[Sample]:
+        last = self._plan.rounds - 1
         for number, who in self._turns(operation):
             os.sync()  # nobody pays for what the one before left dirty
             if isinstance(who, Fio):
@@ -216,7 +225,7 @@ class Cell:
                 )
                 continue
             seconds, nbytes, failed = store_sample(
-                who, self._host, self._numbers, self._plan.batches(self._page)
+                who, self._host, self._numbers, self._plan, read_back=number == last
             )
             yield self._sample(
                 operation, who.subject.name, number,
@@ -230,13 +239,14 @@ class Cell:
             if isinstance(subject, InTree):
                 continue
             self._step(f"filling: {subject.name}")
-            for _ in range(self._plan.rounds):
+            start = time.monotonic()
+            while time.monotonic() < start + _FILL_SECONDS:
                 if not subject.has_index or not subject.exists([entrant.oldest_key]):
                     break
-                store_sample(entrant, self._host, self._numbers, self._plan.batches(self._page))
+                store_sample(entrant, self._host, self._numbers, self._plan)
             else:
                 raise BenchError(
-                    f"{subject.name}: nothing was evicted after twice the capacity of "
+                    f"{subject.name}: {_FILL_SECONDS} s of sets did not fill "
                     f"{format_size(self._capacity)}"
                 )
 
@@ -261,18 +271,23 @@ class Cell:
         for number, who in self._turns(operation, indexed=True):
             if isinstance(who, Fio):
                 continue
-            keys = who.last_keys()
+            asked, calls = who.questions(), self._plan.exists_calls
             if operation == ABSENT:
-                keys = self._numbers.batch(len(keys)).keys
-            expected = 0 if operation == ABSENT else len(keys)
-            seconds = time_exists(who.subject, keys, expected, self._plan.exists_calls)
-            yield self._sample(operation, who.subject.name, number, seconds=seconds, keys=len(keys))
+                asked = [self._numbers.batch(len(keys)).keys for keys in asked]
+            seconds = time_exists(who.subject, asked, operation == PRESENT, calls)
+            yield self._sample(
+                operation, who.subject.name, number, seconds=seconds, keys=len(asked[0])
+            )
 
 
-def time_exists(subject: Subject, keys: list[str], expected: int, calls: int) -> float:
-    """Median seconds of `exists`; a `BenchError` where the answer is not `expected`."""
+def time_exists(
+    subject: Subject, questions: Sequence[list[str]], present: bool, calls: int
+) -> float:
+    """Median seconds of `exists`, going through `questions`; a `BenchError` for a wrong answer."""
     taken = []
-    for _ in range(calls):
+    for number in range(calls):
+        keys = questions[number % len(questions)]
+        expected = len(keys) if present else 0
         start = time.perf_counter()
         found = subject.exists(keys)
         taken.append(time.perf_counter() - start)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bench.disk import PageCache
 from bench.measure import Entrant, Numbers, Sample, load, store_sample
-from bench.plan import BenchError, Plan
+from bench.plan import TRAILER, BenchError, Plan
 from bench.pools import HostPages
 from bench.subjects import InTree, Mode, Ours, Subject
 
@@ -32,9 +32,8 @@ def run_modes(
     host = HostPages(page, layout, plan.batch_pages(page))
     entrants: list[tuple[str, Entrant]] = []
     makers: dict[str, Callable[[Mode], Subject]] = {"ours": Ours, "in-tree": InTree}
-    batches = plan.batches(page)
     # Room for a few samples: the rounds after the first ones run in a full store.
-    capacity = plan.capacity(page) * 3 // plan.rounds
+    capacity = 4 * plan.sample_pages(page) * (page + TRAILER)
     try:
         for mode in MODES:
             for name, make in makers.items():
@@ -52,7 +51,7 @@ def run_modes(
             for label, entrant in entrants[shift:] + entrants[:shift]:
                 step(f"modes: {label}")
                 for operation, seconds, nbytes, failed in _round(
-                    entrant, host, cache, numbers, batches
+                    entrant, host, cache, numbers, plan
                 ):
                     yield Sample(operation, page, layout, label, number, seconds, nbytes, failed)
     finally:
@@ -61,11 +60,11 @@ def run_modes(
 
 
 def _round(
-    entrant: Entrant, host: HostPages, cache: PageCache, numbers: Numbers, batches: int
+    entrant: Entrant, host: HostPages, cache: PageCache, numbers: Numbers, plan: Plan
 ) -> Iterator[tuple[str, float, int, int]]:
     os.sync()
     # No reading back here: it would give a buffered mode time to write on unseen.
-    seconds, nbytes, failed = store_sample(entrant, host, numbers, batches, read_back=False)
+    seconds, nbytes, failed = store_sample(entrant, host, numbers, plan)
     start = time.perf_counter()
     os.sync()
     synced = time.perf_counter() - start

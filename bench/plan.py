@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 TRAILER = 4096
+_LEAST_SAMPLES = 4  # those read back must not be evicted
+_ITEM = 2  # bytes of a bfloat16
 LAYOUTS = ("layer_first", "page_first", "page_first_direct")
 WHAT = ("set", "get", "exists", "modes", "large")
 SUBJECTS = ("ours", "in-tree", "nixl", "fio")
@@ -42,9 +44,7 @@ def format_size(nbytes: float) -> str:
 def parse_pages(text: str) -> tuple[int, ...]:
     """Page sizes of a comma list, ascending."""
     sizes = {parse_size(part) for part in text.split(",")}
-    if min(sizes) <= 0:
-        raise BenchError(f"--pages {text}: a page has at least one byte")
-    return tuple(sorted(sizes))
+    return tuple(sorted(shape_of(size).nbytes for size in sizes))
 
 
 def choose(name: str, text: str, known: tuple[str, ...]) -> tuple[str, ...]:
@@ -59,6 +59,48 @@ def choose(name: str, text: str, known: tuple[str, ...]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
+class PageShape:
+    """Tokens, layers, heads and head width whose K and V make one page."""
+
+    tokens: int
+    layers: int
+    heads: int
+    head_dim: int
+
+    @property
+    def row(self) -> int:
+        """Bytes of K of one token in one layer."""
+        return self.heads * self.head_dim * _ITEM
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a page."""
+        return 2 * self.tokens * self.layers * self.row
+
+
+# Shapes as served models have them: 2 MiB is an 8B Llama, 9 MiB a 36-layer Qwen with 64-token
+# pages; the small ones are what a rank of a wide tensor-parallel group holds.
+_SHAPES = {
+    4 * KIB: PageShape(16, 1, 1, 64),
+    64 * KIB: PageShape(16, 4, 2, 128),
+    256 * KIB: PageShape(16, 16, 2, 128),
+    2 * MIB: PageShape(16, 32, 8, 128),
+    9 * MIB: PageShape(64, 36, 8, 128),
+}
+
+
+def shape_of(page: int) -> PageShape:
+    """The shape of a page of `page` bytes; a `BenchError` where no whole number of layers fits."""
+    if page in _SHAPES:
+        return _SHAPES[page]
+    for heads in (8, 4, 2, 1):
+        layer = 2 * 16 * heads * 128 * _ITEM
+        if page % layer == 0 and 1 <= page // layer <= 128:
+            return PageShape(16, page // layer, heads, 128)
+    raise BenchError(f"--pages {format_size(page)}: take a multiple of 8 KiB up to 8 MiB, or 9 MiB")
+
+
+@dataclass(frozen=True)
 class Plan:
     """One run. Sizes in bytes."""
 
@@ -69,6 +111,8 @@ class Plan:
     rounds: int = 5
     sample_bytes: int = 512 * MIB
     """Payload one subject moves in one round of one operation; at least one batch."""
+    sample_seconds: float = 1.0
+    """A sample ends with the batch that passes this."""
     fio_bytes: int = GIB
     max_batch_bytes: int = 2 * GIB
     exists_calls: int = 50
@@ -88,8 +132,8 @@ class Plan:
         return self.batches(page) * self.batch_pages(page)
 
     def capacity(self, page: int) -> int:
-        """Byte budget of a store that the fresh rounds just fill, trailers included."""
-        return self.rounds * self.sample_pages(page) * (page + TRAILER)
+        """Byte budget of a store that the fresh rounds about fill, trailers included."""
+        return max(self.rounds, _LEAST_SAMPLES) * self.sample_pages(page) * (page + TRAILER)
 
     @property
     def fio_file(self) -> int:
@@ -146,6 +190,7 @@ def quick_plan(
         subjects,
         rounds,
         sample_bytes=128 * MIB,
+        sample_seconds=0.4,
         fio_bytes=512 * MIB,
         max_batch_bytes=128 * MIB,
         exists_calls=20,

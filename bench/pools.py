@@ -1,19 +1,17 @@
 """Real SGLang host pools on the CPU, with bytes that tell every page of every batch apart.
 
-Owns the shapes that give a page its size, the seeded contents and their comparison. Does not know
-who moves the bytes.
+Owns the seeded contents and their comparison. Does not know who moves the bytes.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from bench.plan import KIB, MIB, BenchError, format_size
+from bench.plan import BenchError, PageShape, shape_of
 
 # A torchvision built for CUDA cannot register its operators beside a CPU torch, and SGLang
 # imports it; declaring them is enough for an import.
@@ -23,50 +21,7 @@ if torch.version.cuda is None:
         if not hasattr(torch.ops.torchvision, _operator):
             _LIBRARY.define(f"{_operator}(Tensor dets, Tensor scores, float threshold) -> Tensor")
 
-_ITEM = 2  # bfloat16
 _POISON = 0xA5
-
-
-@dataclass(frozen=True)
-class PageShape:
-    """Tokens, layers, heads and head width whose K and V make one page."""
-
-    tokens: int
-    layers: int
-    heads: int
-    head_dim: int
-
-    @property
-    def row(self) -> int:
-        """Bytes of K of one token in one layer."""
-        return self.heads * self.head_dim * _ITEM
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of a page."""
-        return 2 * self.tokens * self.layers * self.row
-
-
-# Shapes as served models have them: 2 MiB is an 8B Llama, 9 MiB a 36-layer Qwen with 64-token
-# pages; the small ones are what a rank of a wide tensor-parallel group holds.
-_SHAPES = {
-    4 * KIB: PageShape(16, 1, 1, 64),
-    64 * KIB: PageShape(16, 4, 2, 128),
-    256 * KIB: PageShape(16, 16, 2, 128),
-    2 * MIB: PageShape(16, 32, 8, 128),
-    9 * MIB: PageShape(64, 36, 8, 128),
-}
-
-
-def shape_of(page: int) -> PageShape:
-    """The shape of a page of `page` bytes; a `BenchError` where no whole number of layers fits."""
-    if page in _SHAPES:
-        return _SHAPES[page]
-    for heads in (8, 4, 2, 1):
-        layer = 2 * 16 * heads * 128 * _ITEM
-        if page % layer == 0 and 1 <= page // layer <= 128:
-            return PageShape(16, page // layer, heads, 128)
-    raise BenchError(f"--pages {format_size(page)}: take a multiple of 8 KiB up to 8 MiB, or 9 MiB")
 
 
 def build_pool(layout: str, shape: PageShape, pages: int) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import signal
@@ -19,7 +20,7 @@ from rich.progress import TimeElapsedColumn as Elapsed
 
 from bench.disk import PageCache, describe_machine, workspace
 from bench.fio import Fio, fio_version
-from bench.plan import MIB, Plan, format_size, large_bytes
+from bench.plan import MIB, BenchError, Plan, format_size, large_bytes
 
 if TYPE_CHECKING:
     from bench.measure import Sample
@@ -45,6 +46,8 @@ def run(plan: Plan, outputs: Outputs, console: Console, *, opening: bool) -> Non
     # torch and SGLang take seconds to import: check the cheap things first.
     fio = "" if opening or "fio" not in plan.subjects else fio_version()
     needed = 2 * large_bytes(plan.large_pages) if opening else plan.disk_needed()
+    if outputs.plot is not None:
+        _check_plot(plan)
     start = time.monotonic()
     with _stop_on_sigterm(), workspace(outputs.directory, needed) as directory:
         with console.status("importing SGLang"), warnings.catch_warnings():
@@ -56,6 +59,11 @@ def run(plan: Plan, outputs: Outputs, console: Console, *, opening: bool) -> Non
         cache = PageCache(directory)
         machine = describe_machine(directory, fio)
         console.print(_heading(machine, cache))
+        load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
+        if load > cores / 2:
+            console.print(
+                f"[yellow]load is {load:.1f} on {cores} cores: others disturb this run[/]"
+            )
         notes: list[str] = []
         samples = list(_measure(plan, directory, cache, console, notes, opening=opening))
         rows = report.build_rows(samples)
@@ -80,6 +88,13 @@ def run(plan: Plan, outputs: Outputs, console: Console, *, opening: bool) -> Non
         if outputs.plot is not None:
             plot.write_plot(outputs.plot, rows, _heading(machine, cache))
             console.print(f"plot: {outputs.plot}")
+
+
+def _check_plot(plan: Plan) -> None:
+    if importlib.util.find_spec("matplotlib") is None:
+        raise BenchError("--plot needs matplotlib: pip install matplotlib")
+    if not {"set", "get"} & set(plan.what):
+        raise BenchError("--plot shows sets and gets: add --what set,get")
 
 
 def _measure(

@@ -7,5 +7,7 @@ set -euo pipefail
 venv=$1
 shift
 mkdir -p reports
+# Temporary files on the disk of the project: /tmp may be memory, which takes no O_DIRECT.
 "$venv/bin/python" -m pytest -n "${WORKERS:-2}" --dist worksteal \
+    --basetemp=reports/tmp --override-ini tmp_path_retention_policy=failed \
     --junitxml=reports/junit.xml --durations=10 "$@" | tee reports/pytest.log

@@ -35,6 +35,10 @@ PROMPT = "the quick brown fox jumps over the lazy dog " * 12
 console = Console(highlight=False, soft_wrap=True)
 
 
+class DemoError(RuntimeError):
+    """A step other than a server's failed."""
+
+
 @dataclass(frozen=True)
 class Verdict:
     """What the two answers show."""
@@ -155,7 +159,9 @@ def _print_store(url: str) -> None:
         text=True,
         check=False,
     )
-    console.print((listing.stdout or listing.stderr).rstrip(), markup=False)
+    if listing.returncode != 0:
+        raise DemoError(f"hicache-nixl ls: {listing.stderr.strip() or listing.returncode}")
+    console.print(listing.stdout.rstrip(), markup=False)
 
 
 def show_speed() -> bool:
@@ -165,7 +171,9 @@ def show_speed() -> bool:
         console.print("skipped, fio is missing — install it with: apt-get install fio")
         return True
     measured = subprocess.run(
-        [sys.executable, "-m", "bench.run", "--quick"], stdin=subprocess.DEVNULL, check=False
+        [sys.executable, "-m", "bench", "--quick", "--dir", ROOT / "bench"],
+        stdin=subprocess.DEVNULL,
+        check=False,
     )
     if measured.returncode != 0:
         console.print(f"measuring failed with status {measured.returncode}")
@@ -176,9 +184,9 @@ def main() -> int:
     """Run the demonstration; returns the exit status."""
     try:
         verdict = keep_the_cache()
-    except EngineError as error:
+    except (EngineError, DemoError) as error:
         console.print(str(error), markup=False)
-        console.print("\n[bold red]FAIL[/bold red]: a server did not do its part")
+        console.print("\n[bold red]FAIL[/bold red]: a step above did not succeed")
         return 1
     console.print(verdict.table())
     measured = show_speed()

@@ -30,9 +30,23 @@ def pytest_runtest_makereport(
     if reason in ("", "unconditional skip"):
         return _failed(report, "a skip needs a reason")
     required = [name for name in MUST_RUN_IN_CI if item.get_closest_marker(name)]
-    if required and os.environ.get("CI") == "true":
+    if required and _in_ci():
         return _failed(report, f"a test marked {required[0]} must run in CI, it skipped: {reason}")
     return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    # A module that skips as a whole hides what its tests are marked with.
+    if report.skipped and _in_ci():
+        report.outcome = "failed"
+        report.longrepr = f"{report.nodeid}: a whole module must not skip in CI: {report.longrepr}"
+    return report
+
+
+def _in_ci() -> bool:
+    return os.environ.get("CI") == "true"
 
 
 def _failed(report: pytest.TestReport, why: str) -> pytest.TestReport:

@@ -1,11 +1,12 @@
 """Configuration written for SGLang's in-tree NIXL connector, read as settings of this one.
 
-This module owns the in-tree names: the `plugin` map, its flat form, `l3_cleaner_*` and the
+This module owns SGLang's names: the `plugin` map, its flat form, `l3_cleaner_*` and the
 `SGLANG_*` variables. It must not know defaults, nor which source wins.
 
 What has no counterpart here becomes a note; what would be served wrongly is refused.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
@@ -18,6 +19,23 @@ STORAGE_DIR = "SGLANG_HICACHE_NIXL_BACKEND_STORAGE_DIR"
 # One plug-in parameter; its value is the triple (plug-in, name, text).
 PARAMETER = "plugin_parameters"
 
+# Read by SGLang, or put there by it; they mean nothing to a store.
+SGLANG_KEYS = frozenset(
+    {
+        "allocator",
+        "backend_name",
+        "class_name",
+        "file_storage_path",
+        "hicache_storage_pass_prefix_keys",
+        "interface_v1",
+        "interface_v2",
+        "module_path",
+        "prefetch_threshold",
+        "prefetch_timeout_base",
+        "prefetch_timeout_per_ki_token",
+        "tp_lcm_size",
+    }
+)
 _T = TypeVar("_T")
 
 _VARIABLES = {
@@ -90,6 +108,11 @@ def from_mapping(mapping: Mapping[str, object], source: str) -> tuple[list[Given
                 f"move it to plugin.{_OWNER[next(iter(flat))]}.{next(iter(flat))}"
             )
     for name, value in flat.items():
+        if _OWNER[name] == "obj":
+            raise SettingsError(
+                f"{name} ({source}) belongs to object stores, and this version serves slab:// "
+                "stores; remove it"
+            )
         found += _from_parameter(_OWNER[name], name, value, name, source)
     return found, _cleaner_notes(mapping, source)
 
@@ -164,8 +187,8 @@ def _from_parameter(plugin: str, name: str, value: object, key: str, source: str
         return [Given("queue", _QUEUES[name], key, source)] if chosen else []
     text = "" if value is None else str(value).strip()
     if name in _COUNTS[plugin]:
-        digits = isinstance(value, str | int) and not isinstance(value, bool) and text.isdecimal()
-        if not digits or int(text) == 0:
+        whole = isinstance(value, str | int) and not isinstance(value, bool)
+        if not whole or re.fullmatch("[1-9][0-9]{0,17}", text) is None:
             raise SettingsError(
                 f"{key} ({source}): {describe(value)} is not a whole number above zero; "
                 "write for example 256"

@@ -59,8 +59,7 @@ class Placement:
             for number in numbers:
                 yield record.payload_hash_of([window[number].data for window in windows])
         else:
-            for payload in self.payloads(lease, len(numbers)):
-                yield record.payload_hash(payload)
+            yield from map(record.payload_hash, self.payloads(lease, len(numbers)))
 
     def descriptors(
         self, batch: Batch, rows: npt.NDArray[np.int64], lease: Lease, extents: Extents

@@ -1,8 +1,8 @@
 """The page record: how one page lies on the medium, and how a reader knows that it is that page.
 
     payload   the page's segments back to back, padded to ALIGNMENT bytes
-    trailer   one ALIGNMENT-sized block: what this is, who wrote it, a checksum of the payload
-              and one of the trailer itself
+    trailer   one ALIGNMENT-sized block: what this is, who wrote it, a checksum of the payload,
+              zeros, and a checksum of the trailer itself in the last 8 bytes
 
 The trailer makes a record self-describing: a store whose index is lost finds its pages again from
 the trailers alone, and a reader who was pointed at the wrong or half-written place notices.
@@ -28,6 +28,7 @@ MAGIC = b"HICACHE\x01"
 
 ByteArray = npt.NDArray[np.uint8]
 
+_HASHED_BYTES = TRAILER_BYTES - 8
 _TRAILER = np.dtype(
     {
         "names": [
@@ -43,11 +44,11 @@ _TRAILER = np.dtype(
             "writer",
             "trailer_hash",
         ],
-        "formats": ["S8", "<u4", "<u4", "V32", "V32", "<u8", "<u8", "<u8", "<u8", "V16", "<u8"],
+        "formats": ["8u1", "<u4", "<u4", "32u1", "32u1", "<u8", "<u8", "<u8", "<u8", "16u1", "<u8"],
+        "offsets": [0, 8, 12, 16, 48, 80, 88, 96, 104, 112, _HASHED_BYTES],
         "itemsize": TRAILER_BYTES,
     }
 )
-_HASHED_BYTES = int(_TRAILER.fields["trailer_hash"][1])  # type: ignore[index]
 
 
 @dataclass(frozen=True)
@@ -76,15 +77,13 @@ def record_bytes(payload_bytes: int) -> int:
     return padded(payload_bytes) + TRAILER_BYTES
 
 
-def payload_hash(payload: memoryview | bytes | ByteArray) -> int:
+def payload_hash(payload: bytes | ByteArray) -> int:
     """Checksum of one contiguous payload (without padding)."""
     return int(xxhash.xxh3_64_intdigest(payload))  # type: ignore[arg-type]  # numpy is a buffer
 
 
 def payload_hash_of(segments: Sequence[memoryview]) -> int:
     """Checksum of one payload that lies in several segments; equals `payload_hash` of the whole."""
-    if len(segments) == 1:
-        return int(xxhash.xxh3_64_intdigest(segments[0]))
     state = xxhash.xxh3_64()
     for segment in segments:
         state.update(segment)
@@ -103,19 +102,22 @@ def write_trailers(
     written_ns: int,
     writer: bytes,
 ) -> None:
-    """Fill `out`, uint8 of shape (n, TRAILER_BYTES) with contiguous rows, for `n` pages."""
+    """Fill `out`, uint8 of shape (n, TRAILER_BYTES) with contiguous rows, for `n` pages.
+
+    Namespace and keys have 32 bytes, the writer 16; ValueError if not.
+    """
     out[:] = 0
     rows = _rows(out)
-    rows["magic"] = MAGIC
+    rows["magic"] = _array(MAGIC)
     rows["format"] = FORMAT_VERSION
     rows["depth"] = np.minimum(depths, 0xFFFFFFFF)
-    rows["namespace"] = np.void(namespace)
-    rows["key"] = np.frombuffer(b"".join(keys), dtype="V32")
+    rows["namespace"] = _array(namespace)
+    rows["key"] = _array(b"".join(keys)).reshape(len(keys), 32)
     rows["payload_bytes"] = payload_bytes
     rows["payload_hash"] = np.asarray(payload_hashes, dtype=np.uint64)
     rows["generation"] = generation
     rows["written_ns"] = written_ns
-    rows["writer"] = np.void(writer)
+    rows["writer"] = _array(writer)
     rows["trailer_hash"] = _trailer_hashes(out)
 
 
@@ -133,16 +135,13 @@ def check_trailers(
     generation: a slot that was reused since the index was read fails here.
     """
     rows = _rows(block)
-    n = len(keys)
-    expected_keys = np.frombuffer(b"".join(keys), dtype=np.uint8).reshape(n, 32)
-    expected_namespace = np.frombuffer(namespace, dtype=np.uint8)
     good: npt.NDArray[np.bool_] = (
-        (rows["magic"] == MAGIC)
+        (rows["magic"] == _array(MAGIC)).all(axis=1)
         & (rows["format"] == FORMAT_VERSION)
         & (rows["payload_bytes"] == payload_bytes)
         & (rows["generation"] == generations)
-        & (_field_bytes(block, "key") == expected_keys).all(axis=1)
-        & (_field_bytes(block, "namespace") == expected_namespace).all(axis=1)
+        & (rows["key"] == _array(b"".join(keys)).reshape(len(keys), 32)).all(axis=1)
+        & (rows["namespace"] == _array(namespace)).all(axis=1)
         & (rows["trailer_hash"] == _trailer_hashes(block))
     )
     return good
@@ -156,21 +155,21 @@ def stored_payload_hashes(block: ByteArray) -> npt.NDArray[np.uint64]:
 
 def parse_trailer(block: ByteArray) -> Trailer | None:
     """The trailer in one TRAILER_BYTES block, or None where there is no intact one."""
-    rows = _rows(block.reshape(1, TRAILER_BYTES))
-    row = rows[0]
-    if row["magic"] != MAGIC or row["format"] != FORMAT_VERSION:
+    one = block.reshape(1, TRAILER_BYTES)
+    row = _rows(one)[0]
+    if row["magic"].tobytes() != MAGIC or row["format"] != FORMAT_VERSION:
         return None
-    if row["trailer_hash"] != _trailer_hashes(block.reshape(1, TRAILER_BYTES))[0]:
+    if row["trailer_hash"] != _trailer_hashes(one)[0]:
         return None
     return Trailer(
-        namespace=bytes(row["namespace"]),
-        key=bytes(row["key"]),
+        namespace=row["namespace"].tobytes(),
+        key=row["key"].tobytes(),
         depth=int(row["depth"]),
         payload_bytes=int(row["payload_bytes"]),
         payload_hash=int(row["payload_hash"]),
         generation=int(row["generation"]),
         written_ns=int(row["written_ns"]),
-        writer=bytes(row["writer"]),
+        writer=row["writer"].tobytes(),
     )
 
 
@@ -178,19 +177,10 @@ def _rows(block: ByteArray) -> npt.NDArray[np.void]:
     return block.view(_TRAILER).reshape(-1)
 
 
-def _field_bytes(block: ByteArray, field: str) -> ByteArray:
-    dtype, offset = _TRAILER.fields[field][:2]  # type: ignore[index]
-    view: ByteArray = block[:, offset : offset + dtype.itemsize]
-    return view
+def _array(data: bytes) -> ByteArray:
+    return np.frombuffer(data, np.uint8)
 
 
 def _trailer_hashes(block: ByteArray) -> npt.NDArray[np.uint64]:
-    hashed = np.ascontiguousarray(block[:, :_HASHED_BYTES]).tobytes()
-    return np.fromiter(
-        (
-            xxhash.xxh3_64_intdigest(hashed[i : i + _HASHED_BYTES])
-            for i in range(0, len(hashed), _HASHED_BYTES)
-        ),
-        dtype=np.uint64,
-        count=len(block),
-    )
+    hashes = map(payload_hash, block[:, :_HASHED_BYTES])
+    return np.fromiter(hashes, dtype=np.uint64, count=len(block))

@@ -38,23 +38,6 @@ MAX_DEADLINE = 600.0
 _ALIGNMENT = 4 * KIB
 _HUGEPAGES = {"2mb": 2 * MIB, "2mib": 2 * MIB, "1gb": GIB, "1gib": GIB}
 
-# Read by SGLang, or put there by it; they mean nothing to a store.
-SGLANG_KEYS = frozenset(
-    {
-        "allocator",
-        "backend_name",
-        "class_name",
-        "file_storage_path",
-        "hicache_storage_pass_prefix_keys",
-        "interface_v1",
-        "interface_v2",
-        "module_path",
-        "prefetch_threshold",
-        "prefetch_timeout_base",
-        "prefetch_timeout_per_ki_token",
-        "tp_lcm_size",
-    }
-)
 # What Kubernetes puts into every pod beside a Service whose name starts with "hicache-nixl".
 _KUBERNETES = re.compile(
     r"(.+_)?(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_\d+_(TCP|UDP|SCTP)(_.+)?)?)"
@@ -127,7 +110,8 @@ def _hugepage_size(value: object) -> int:
 def _text(value: object) -> str:
     # The value is not shown: a salt may be private.
     if not isinstance(value, str):
-        raise SettingsError(f"a {type(value).__name__} is not a text; write it in quotes")
+        kind = type(value).__name__
+        raise SettingsError(f"a value of type {kind} is not a text; write it in quotes")
     if not value.isprintable() or len(value) > 1024:
         raise SettingsError("the text must be printable and at most 1024 characters long")
     return value
@@ -280,11 +264,11 @@ def load_settings(
     if extra_config is not None:
         layers.append(_from_extra_config(extra_config, notes))
 
+    _refuse_two_stores([given for layer in layers for given in layer if given.setting == "store"])
     winners: dict[str, tuple[Given, Any]] = {}
     parameters: dict[tuple[str, str], str] = {}
     for layer in layers:
         winners |= _layer(layer, parameters)
-    _refuse_two_stores([given for layer in layers for given in layer if given.setting == "store"])
 
     values = {setting: value for setting, (_, value) in winners.items()}
     if require_store and not values.get("store"):
@@ -294,6 +278,12 @@ def load_settings(
         )
     if values.get("hugepages") == "off" and values.get("hugepage_size") is not None:
         notes.append(f"{winners['hugepage_size'][0].origin} is not used: hugepages is off")
+    early = [given.setting for layer in layers[: 1 + bool(file)] for given in layer]
+    if values.get("host_pool_allocator") and "host_pool_allocator" not in early:
+        notes.append(
+            f"{winners['host_pool_allocator'][0].origin} comes too late for SGLang's host pools; "
+            f"set {PREFIX}HOST_POOL_ALLOCATOR=1"
+        )
     notes = [note for given, value in winners.values() if (note := _note(given, value))] + notes
     try:
         return Settings(
@@ -337,7 +327,7 @@ def _from_environment(environ: Mapping[str, str]) -> list[Given]:
 def _from_mapping(mapping: Mapping[str, object], source: str, notes: list[str]) -> list[Given]:
     known = {*KEYS, *intree.FLAT_KEYS}
     for key in mapping:
-        if key not in known and key not in SGLANG_KEYS:
+        if key not in known and key not in intree.SGLANG_KEYS:
             raise unknown_key(key, source, known)
     found, more_notes = intree.from_mapping(mapping, source)
     notes += more_notes
@@ -367,7 +357,8 @@ def _layer(
     found: dict[str, tuple[Given, Any]] = {}
     for given in layer:
         if given.setting == intree.PARAMETER:
-            parameters.update(given.value)
+            plugin, name, text = given.value
+            parameters[plugin, name] = text
             continue
         value = intree.explained(given, functools.partial(_PARSERS[given.setting], given.value))
         if given.setting == "store" and not value:

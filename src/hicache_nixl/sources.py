@@ -11,6 +11,7 @@ import tomllib
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -30,7 +31,7 @@ class Given:
     """A value for a setting: the key it was written under, and the source it was written in."""
 
     setting: str
-    value: object
+    value: Any
     key: str
     source: str
 

@@ -7,6 +7,7 @@ This module owns who may use which bytes until when. It does not know what is in
 import threading
 import time
 from bisect import bisect_left
+from collections import deque
 from types import TracebackType
 
 import numpy as np
@@ -24,7 +25,7 @@ class Lease:
     """
 
     def __init__(self, arena: "StagingArena", offset: int, nbytes: int) -> None:
-        self._arena: StagingArena | None = arena
+        self._arena = arena
         self.offset = offset
         self.nbytes = nbytes
         self.address = arena.address + offset
@@ -32,9 +33,7 @@ class Lease:
 
     def release(self) -> None:
         """Give the range back. Idempotent."""
-        arena, self._arena = self._arena, None
-        if arena is not None:
-            arena._release(self.offset, self.nbytes)
+        self._arena._release(self)
 
     def __enter__(self) -> "Lease":
         return self
@@ -51,8 +50,10 @@ class Lease:
 class StagingArena:
     """First-fit allocator over one buffer; ranges are multiples of ALIGNMENT bytes.
 
-    Safe for threads. A caller that holds leases of transfers in flight must not wait for another
-    one (`timeout=0`): callers that wait hold nothing, so that they cannot block each other.
+    Safe for threads. Callers that wait are served in the order in which they came, so that many
+    small leases cannot starve a large one. A caller that holds leases of transfers in flight must
+    not wait for another one (`timeout=0`): callers that wait hold nothing, so that they cannot
+    block each other.
     """
 
     def __init__(self, buffer: HostBuffer) -> None:
@@ -61,12 +62,15 @@ class StagingArena:
         self.nbytes = buffer.nbytes // ALIGNMENT * ALIGNMENT
         self.view = buffer.view()
         self._changed = threading.Condition()
+        self._waiting: deque[object] = deque()
         self._free: list[tuple[int, int]] = [(0, self.nbytes)]  # (offset, bytes), by offset
+        self._leases: set[Lease] = set()
         self._in_use = 0
         self.peak_bytes = 0
 
     @property
     def in_use_bytes(self) -> int:
+        """Bytes that are leased."""
         return self._in_use
 
     def lease(self, nbytes: int, *, timeout: float) -> Lease | None:
@@ -78,32 +82,45 @@ class StagingArena:
         if not 0 < nbytes <= self.nbytes:
             raise ValueError(f"a lease of {nbytes} bytes cannot come from {self.nbytes} bytes")
         deadline = time.monotonic() + timeout
+        me = object()
         with self._changed:
-            while True:
-                for i, (offset, free) in enumerate(self._free):
-                    if free >= nbytes:
-                        if free == nbytes:
-                            del self._free[i]
-                        else:
-                            self._free[i] = (offset + nbytes, free - nbytes)
-                        self._in_use += nbytes
-                        self.peak_bytes = max(self.peak_bytes, self._in_use)
-                        return Lease(self, offset, nbytes)
-                left = deadline - time.monotonic()
-                if left <= 0 or not self._changed.wait(left):
-                    return None
+            self._waiting.append(me)
+            try:
+                while self._waiting[0] is not me or (lease := self._take(nbytes)) is None:
+                    left = deadline - time.monotonic()
+                    if left <= 0:
+                        return None
+                    self._changed.wait(left)
+                return lease
+            finally:
+                self._waiting.remove(me)
+                self._changed.notify_all()
 
-    def _release(self, offset: int, nbytes: int) -> None:
+    def _take(self, nbytes: int) -> Lease | None:
+        for i, (offset, free) in enumerate(self._free):
+            if free >= nbytes:
+                self._free[i : i + 1] = [(offset + nbytes, free - nbytes)] if free > nbytes else []
+                lease = Lease(self, offset, nbytes)
+                self._leases.add(lease)
+                self._in_use += nbytes
+                self.peak_bytes = max(self.peak_bytes, self._in_use)
+                return lease
+        return None
+
+    def _release(self, lease: Lease) -> None:
         with self._changed:
-            i = bisect_left(self._free, (offset, 0))
-            if i < len(self._free) and self._free[i][0] == offset + nbytes:
-                nbytes += self._free[i][1]
-                del self._free[i]
-            if i > 0 and sum(self._free[i - 1]) == offset:
-                offset, before = self._free[i - 1]
-                nbytes += before
-                del self._free[i - 1]
+            if lease not in self._leases:
+                return
+            self._leases.remove(lease)
+            self._in_use -= lease.nbytes
+            start, end = lease.offset, lease.offset + lease.nbytes
+            i = bisect_left(self._free, (start, 0))
+            j = i
+            if i > 0 and sum(self._free[i - 1]) == start:
                 i -= 1
-            self._free.insert(i, (offset, nbytes))
-            self._in_use = self.nbytes - sum(free for _, free in self._free)
+                start = self._free[i][0]
+            if j < len(self._free) and self._free[j][0] == end:
+                end += self._free[j][1]
+                j += 1
+            self._free[i:j] = [(start, end - start)]
             self._changed.notify_all()

@@ -58,7 +58,7 @@ def parse_store_urls(value: object) -> tuple[StoreUrl, ...]:
         other = seen.setdefault(place, url)
         if other is not url:
             raise SettingsError(
-                f"{url} and {other} are the same directory {place!r}; name each disk once"
+                f"{url.scheme} stores {other.path!r} and {url.path!r} are the same; name each once"
             )
     if len(urls) > 1 and any(url.scheme != "slab" for url in urls):
         raise SettingsError("only slab stores can be striped; name one store, or several slab:///")
@@ -98,8 +98,8 @@ def _each(value: object) -> list[StoreUrl]:
 
 
 def _shown(text: str) -> str:
-    """`text` without what may be a secret: user info and the values of its query."""
-    text = re.sub(r"//[^/]*@", "//...@", text)
+    """`text` without what may be a secret: all before an "@", and the values of its query."""
+    text = re.sub(r"^(\w+://)?.*@", r"\1...@", text, flags=re.DOTALL)
     text = re.sub(r"([?&;][^=&;]*)=[^&;]*", r"\1=...", text)
     return repr(text) if len(text) <= 200 else f"a text of {len(text)} characters"
 
@@ -123,8 +123,8 @@ def _parse(text: str) -> StoreUrl:
     try:
         parts = urlsplit(text)
         path = unquote(parts.path, errors="surrogateescape")
-    except ValueError as error:
-        raise SettingsError(f"{_shown(text)} is not a store URL ({error}); {_HINT}") from None
+    except ValueError:  # its message may quote what stands before an "@"
+        raise SettingsError(f"{_shown(text)} is not a store URL; {_HINT}") from None
     if "@" in parts.netloc:
         raise SettingsError(f"{_shown(text)} holds a user name; a store URL carries no credential")
     if parts.fragment or text.endswith("#"):
@@ -150,8 +150,8 @@ def _parse(text: str) -> StoreUrl:
 def _params(text: str, query: str) -> tuple[tuple[str, str], ...]:
     params = tuple(parse_qsl(query, keep_blank_values=True))
     names = [name for name, _ in params]
-    for name in names:
-        if looks_like_credential(name):
+    for name, value in params:
+        if looks_like_credential(name) or "@" in value:
             raise SettingsError(
                 f"{_shown(text)} has the parameter {name!r}; a store URL carries no credential"
             )

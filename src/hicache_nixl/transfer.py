@@ -6,9 +6,13 @@ their own, so that a backup never waits in the queue of a prefetch.
 
 Facts about NIXL 1.5 that shape this module (seen on its POSIX plug-in):
 - an error is raised by `check_xfer_state`; the value "ERR" exists in the API as well;
-- one bad descriptor fails its whole transfer, although others may have been moved;
-- progress is made only inside `check_xfer_state`, at most 64 completions a call;
+- one bad descriptor fails its whole transfer, although others may have been moved; the error is
+  reported only after the rest was cancelled or has ended, so a failed transfer touches nothing;
+- extents are submitted and completed only inside `transfer` and `check_xfer_state`, at most 64 in
+  each call; the calls of one transfer serve the others of its agent, too;
 - with `use_posix_aio`, every transfer after a failed one fails too, so that queue is not offered;
+- the memory side's length is not looked at: the file side's is what is moved;
+- more extents in flight than its pool holds are refused after some of them were queued;
 - a released transfer may still be in the kernel: nothing here is released before it has ended.
 """
 
@@ -32,9 +36,11 @@ Operation = Literal["READ", "WRITE"]
 Descriptors = npt.NDArray[np.uint64]
 """Shape (n, 3): address or file offset, bytes, device id (0 for memory, else the file descriptor)."""
 
-_COMPLETIONS_PER_POLL = 64
+_EXTENTS_PER_POLL = 64
+_EXTENTS_IN_FLIGHT = 65536
 _SHORT_WAIT_S = 20e-6
 _LONG_WAIT_S = 300e-6
+_LATE_WAIT_S = 20e-3
 _CLOSE_WAIT_S = 5.0
 
 QUEUE_PARAMETERS: dict[str, dict[str, str]] = {
@@ -63,10 +69,10 @@ class Registration:
 class Transfer:
     """One posted transfer. Belongs to the thread that posted it until it is abandoned."""
 
-    def __init__(self, engine: "TransferEngine", handle: Any, descriptors: int) -> None:
+    def __init__(self, engine: "TransferEngine", handle: Any, extents: int) -> None:
         self._engine = engine
-        self._handle = handle
-        self._descriptors = descriptors
+        self._handle = handle  # None once the transfer has ended
+        self._extents = extents
         self._error: TransferError | None = None
         self.done = False
 
@@ -75,12 +81,10 @@ class Transfer:
 
         Raises TransferError when it has ended badly, again at each later call.
         """
+        if self._handle is not None:
+            self._engine._poll(self)
         if self._error is not None:
             raise self._error
-        if not self.done:
-            self._engine._poll(self)
-            if self._error is not None:
-                raise self._error
         return self.done
 
     def wait(self, deadline: float) -> None:
@@ -90,12 +94,12 @@ class Transfer:
         either wait again or `abandon` it.
         """
         pause = _SHORT_WAIT_S
-        polls_needed = self._descriptors // _COMPLETIONS_PER_POLL
+        polls_needed = self._extents // _EXTENTS_PER_POLL
         polls = 0
         while not self.poll():
             if time.monotonic() >= deadline:
                 raise DeadlineExceededError(
-                    f"a transfer of {self._descriptors} extents did not end by its deadline"
+                    f"a transfer of {self._extents} extents did not end by its deadline"
                 )
             time.sleep(pause)
             polls += 1
@@ -105,7 +109,9 @@ class Transfer:
     def abandon(self, on_end: Callable[[], None]) -> None:
         """Hand the transfer to the engine, which calls `on_end` once it has ended, well or badly.
 
-        Until then neither its memory nor its place on the medium may serve anything else.
+        Until then neither its memory nor its place on the medium may serve anything else. `on_end`
+        runs on a thread of the engine, which lives as long as there are late transfers; it may use
+        the engine, and what it raises is logged.
         """
         self._engine._abandon(self, on_end)
 
@@ -130,7 +136,9 @@ class TransferEngine:
             ) from error
         self.plugin = plugin
         self._lock = threading.Lock()
+        self._extents_in_flight = 0
         self._late: list[tuple[Transfer, Callable[[], None]]] = []
+        self._watcher: threading.Thread | None = None
         self._memory: list[tuple[int, int]] = []  # (start, end), by start
         self._files: dict[int, int] = {}  # descriptor -> bytes
         self._closed = False
@@ -178,12 +186,12 @@ class TransferEngine:
             handle, registration.handle = registration.handle, None
             if handle is None or self._agent is None:
                 return
-            with _as_transfer_error(f"a {registration.kind} registration cannot be ended"):
-                self._agent.deregister_memory(handle, backends=[self.plugin])
             if registration.kind == "FILE":
-                self._files.pop(registration.start, None)
+                del self._files[registration.start]
             else:
                 self._memory.remove((registration.start, registration.start + registration.nbytes))
+            with _as_transfer_error(f"a {registration.kind} registration cannot be ended"):
+                self._agent.deregister_memory(handle, backends=[self.plugin])
 
     # -- transfers ----------------------------------------------------------------------------
 
@@ -193,10 +201,15 @@ class TransferEngine:
         Raises TransferError when an extent lies outside of every live registration, or when the
         plug-in refuses.
         """
-        self._reap()
-        with self._lock, _as_transfer_error(f"a {operation} of {len(memory)} extents failed"):
+        extents = len(memory)
+        with self._lock, _as_transfer_error(f"a {operation} of {extents} extents failed"):
             if self._closed:
                 raise TransferError("the transfer engine is closed")
+            if self._extents_in_flight + extents > _EXTENTS_IN_FLIGHT:
+                raise TransferError(
+                    f"{self._extents_in_flight} extents are in flight; {extents} more would be "
+                    f"above the limit of {_EXTENTS_IN_FLIGHT}"
+                )
             self._check_registered(memory, file)
             handle = self._agent.initialize_xfer(
                 operation,
@@ -205,25 +218,25 @@ class TransferEngine:
                 self._name,
                 backends=[self.plugin],
             )
-            transfer = Transfer(self, handle, len(memory))
-            self._settle(transfer, lambda: self._agent.transfer(handle))
+            transfer = Transfer(self, handle, extents)
+            self._extents_in_flight += extents
+            self._settle(transfer, self._agent.transfer)
         if transfer._error is not None:
             raise transfer._error
         return transfer
 
     def drain(self, *, wait_s: float = _CLOSE_WAIT_S) -> bool:
-        """Take no more transfers and wait up to `wait_s` seconds for late ones; True if none is
-        left. Idempotent."""
+        """Take no more transfers and wait up to `wait_s` seconds for those in flight; True if
+        none is left. Idempotent."""
         deadline = time.monotonic() + wait_s
         with self._lock:
             self._closed = True
-        while self._late and time.monotonic() < deadline:
-            self._reap()
+        while not (idle := self._idle()) and time.monotonic() < deadline:
             time.sleep(_LONG_WAIT_S)
-        return not self._late
+        return idle
 
     def close(self) -> None:
-        """Release the NIXL agent, if no transfer is late. Deregister first. Idempotent."""
+        """Release the NIXL agent, if no transfer is in flight. Deregister first. Idempotent."""
         if self.drain(wait_s=0):
             with self._lock:
                 self._agent = None
@@ -233,67 +246,92 @@ class TransferEngine:
         """Abandoned transfers that have not ended yet."""
         return len(self._late)
 
+    def _idle(self) -> bool:
+        with self._lock:
+            return self._extents_in_flight == 0 and not self._late
+
     def _check_registered(self, memory: Descriptors, file: Descriptors) -> None:
-        starts = np.fromiter((start for start, _ in self._memory), np.uint64)
-        ends = np.fromiter((end for _, end in self._memory), np.uint64)
-        region = np.searchsorted(starts, memory[:, 0], side="right").astype(np.int64) - 1
-        outside = (region < 0) | (memory[:, 0] + memory[:, 1] > ends[np.maximum(region, 0)])
-        if len(ends) == 0 or outside.any():
-            address, nbytes, _ = memory[int(outside.argmax())]
-            raise TransferError(f"memory {address:#x}+{nbytes} lies in no registration")
+        if memory.shape != file.shape or (memory[:, 1] != file[:, 1]).any():
+            raise TransferError("memory and file extents differ in number or length")
+        # A region that begins at or before an address holds it if the furthest of their ends does.
+        starts = np.array([start for start, _ in self._memory], np.uint64)
+        ends = np.maximum.accumulate(np.array([end for _, end in self._memory], np.uint64))
+        address, nbytes = memory[:, 0], memory[:, 1]
+        before = np.searchsorted(starts, address, side="right")
+        limits = np.concatenate([np.zeros(1, np.uint64), ends])[before]
+        outside = (address > limits) | (nbytes > limits - address)
+        if outside.any():
+            first = int(outside.argmax())
+            raise TransferError(
+                f"memory {int(address[first]):#x}+{nbytes[first]} lies in no registration"
+            )
         for descriptor in np.unique(file[:, 2]):
-            rows = file[file[:, 2] == descriptor]
-            limit = self._files.get(int(descriptor), -1)
-            if int((rows[:, 0] + rows[:, 1]).max()) > limit:
+            offset, nbytes, _ = file[file[:, 2] == descriptor].T
+            limit = np.uint64(self._files.get(int(descriptor), 0))
+            outside = (offset > limit) | (nbytes > limit - offset)
+            if outside.any():
+                first = int(outside.argmax())
                 raise TransferError(
-                    f"file descriptor {descriptor} is registered for {max(limit, 0)} bytes, not "
-                    f"for {int((rows[:, 0] + rows[:, 1]).max())}"
+                    f"file descriptor {descriptor} is registered for {limit} bytes, not for "
+                    f"{nbytes[first]} at offset {offset[first]}"
                 )
 
-    def _settle(self, transfer: Transfer, call: Callable[[], str]) -> None:
+    def _settle(self, transfer: Transfer, call: Callable[[Any], str]) -> None:
         """Run a NIXL call that reports a transfer's state; the lock is held."""
+        handle = transfer._handle
         try:
-            state = call()
+            state = call(handle)
             if state == "ERR":
                 raise TransferError("NIXL reports ERR")
             transfer.done = state == "DONE"
         except Exception as error:  # noqa: BLE001 - NIXL raises its own types, all meaning "failed"
             transfer._error = TransferError(f"the transfer failed: {_one_line(error)}")
         if transfer.done or transfer._error is not None:
-            with _as_transfer_error("a transfer handle cannot be released"):
-                self._agent.release_xfer_handle(transfer._handle)
             transfer._handle = None
+            self._extents_in_flight -= transfer._extents
+            try:
+                self._agent.release_xfer_handle(handle)
+            except Exception as error:  # noqa: BLE001 - it has ended, whatever NIXL says of it
+                logger.warning("a NIXL transfer handle is not released: %s", _one_line(error))
 
     def _poll(self, transfer: Transfer) -> None:
         with self._lock:
             if transfer._handle is not None:
-                self._settle(transfer, lambda: self._agent.check_xfer_state(transfer._handle))
+                self._settle(transfer, self._agent.check_xfer_state)
 
     def _abandon(self, transfer: Transfer, on_end: Callable[[], None]) -> None:
-        with self._lock:
-            self._late.append((transfer, on_end))
         logger.warning(
             "a transfer of %d extents is late; its buffers stay reserved until it ends",
-            transfer._descriptors,
+            transfer._extents,
         )
-
-    def _reap(self) -> None:
-        if not self._late:
-            return
-        ended: list[Callable[[], None]] = []
         with self._lock:
-            still_late = []
-            for transfer, on_end in self._late:
-                if transfer._handle is not None:
-                    handle = transfer._handle
-                    self._settle(transfer, lambda h=handle: self._agent.check_xfer_state(h))  # type: ignore[misc]
-                if transfer._handle is None:
-                    ended.append(on_end)
-                else:
-                    still_late.append((transfer, on_end))
-            self._late = still_late
-        for on_end in ended:
-            on_end()
+            self._late.append((transfer, on_end))
+            if self._watcher is None:
+                self._watcher = threading.Thread(
+                    target=self._watch_late, name="hicache-nixl-late", daemon=True
+                )
+                self._watcher.start()
+
+    def _watch_late(self) -> None:
+        pause = _SHORT_WAIT_S
+        while True:
+            with self._lock:
+                for transfer, _ in self._late:
+                    if transfer._handle is not None:
+                        self._settle(transfer, self._agent.check_xfer_state)
+                ended = [late for late in self._late if late[0]._handle is None]
+            for _, on_end in ended:
+                try:
+                    on_end()
+                except Exception:
+                    logger.exception("what waited for the end of a late transfer failed")
+            with self._lock:
+                self._late = [late for late in self._late if late not in ended]
+                if not self._late:
+                    self._watcher = None
+                    return
+            time.sleep(pause)
+            pause = min(pause * 1.5, _LATE_WAIT_S)
 
 
 @contextmanager

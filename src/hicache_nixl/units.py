@@ -95,7 +95,7 @@ def _size_from_text(text: str) -> int:
     if factor is None:
         raise SettingsError(f"{describe(text)} has no known unit; {_SIZE_HINT}")
     whole, _, fraction = number.partition(".")
-    scale = 10 ** len(fraction)
+    scale: int = 10 ** len(fraction)
     size, rest = divmod(int(whole + fraction) * factor, scale)
     if rest:
         raise SettingsError(f"{describe(text)} is not a whole number of bytes; {_SIZE_HINT}")
@@ -160,9 +160,10 @@ def format_duration(seconds: float) -> str:
         raise SettingsError(f"{seconds} is not a duration; {_DURATION_HINT}")
     exact = Decimal(repr(seconds))
     unit = "s"
-    if seconds and exact % 3600 == 0:
+    counts = 0 < seconds < 1e12  # beyond, decimals are no longer exact
+    if counts and exact % 3600 == 0:
         exact, unit = exact / 3600, "h"
-    elif seconds and exact % 60 == 0:
+    elif counts and exact % 60 == 0:
         exact, unit = exact / 60, "m"
     elif 0 < seconds < 1:
         exact, unit = exact * 1000, "ms"

@@ -1,0 +1,98 @@
+"""The SGLang flags that put this connector behind a server.
+
+This module owns the flags and the keys by which SGLang finds the connector. It must not import
+SGLang, nor know what a setting means.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from hicache_nixl.errors import SettingsError
+from hicache_nixl.settings import load_settings
+
+# How SGLang's dynamic backend finds and calls the connector.
+LOADER_KEYS: dict[str, Any] = {
+    "backend_name": "hicache_nixl",
+    "module_path": "hicache_nixl",
+    "class_name": "HiCacheNixlConnector",
+    "interface_v1": 1,
+    # Eviction frees a prefix from its deepest page, so each page must come with its chain.
+    "hicache_storage_pass_prefix_keys": True,
+}
+# The first is the one recommended for the layout. SGLang itself would change a pair that is not
+# here, with a warning, or fail on the first transfer.
+IO_BACKENDS = {
+    "page_first_direct": ("direct",),
+    "page_first": ("kernel",),
+    "layer_first": ("kernel", "direct"),
+    "page_head": ("kernel",),
+}
+WRITE_POLICIES = ("write_through", "write_through_selective", "write_back")
+PREFETCH_POLICIES = ("timeout", "wait_complete", "best_effort")
+
+
+def launch_args(
+    settings_source: Mapping[str, object],
+    *,
+    layout: str = "page_first_direct",
+    io_backend: str | None = None,
+    write_policy: str = "write_through",
+    prefetch_policy: str = "timeout",
+    page_size: int | None = 64,
+    cache_report: bool = True,
+    environ: Mapping[str, str] | None = None,
+) -> list[str]:
+    """The flags for `python -m sglang.launch_server`, one list item per word.
+
+    Args:
+        settings_source: what the user set, as written; keys of SGLang such as
+            `prefetch_threshold` pass through. Settings in the environment or in the file that
+            `HICACHE_NIXL_CONFIG` names count, and stay there: the server reads them itself.
+        layout: order of KV in host memory. `page_first_direct` keeps a page in few pieces.
+        io_backend: how SGLang copies between GPU and host memory; by default the layout's own.
+        write_policy: when pages go to host memory and on to the store.
+        prefetch_policy: when a request stops waiting for pages; `timeout` bounds the wait.
+        page_size: tokens in a page; None leaves it to SGLang, whose default of 1 makes records
+            so small that their trailers outweigh them.
+        cache_report: report cached tokens in each answer.
+        environ: replaces the process environment while the settings are checked.
+
+    Raises `SettingsError` for settings that the server would refuse.
+    """
+    config = _extra_config(settings_source)
+    load_settings(config, environ=environ)
+    _choose("layout", layout, tuple(IO_BACKENDS))
+    io_backends = IO_BACKENDS[layout]
+    backend = io_backends[0] if io_backend is None else io_backend
+    _choose(f"io_backend of layout {layout}", backend, io_backends)
+    _choose("write_policy", write_policy, WRITE_POLICIES)
+    _choose("prefetch_policy", prefetch_policy, PREFETCH_POLICIES)
+    if page_size is not None and page_size < 1:
+        raise SettingsError(f"page_size = {page_size} is below 1; write for example 64")
+    try:
+        extra_config = json.dumps(config, allow_nan=False, separators=(",", ":"))
+    except (TypeError, ValueError):
+        raise SettingsError("the settings hold a value JSON cannot express; use texts") from None
+    args = ["--enable-hierarchical-cache"]
+    if page_size is not None:
+        args += ["--page-size", str(page_size)]
+    args += ["--hicache-mem-layout", layout, "--hicache-io-backend", backend]
+    args += ["--hicache-write-policy", write_policy]
+    args += ["--hicache-storage-prefetch-policy", prefetch_policy]
+    args += ["--hicache-storage-backend", "dynamic"]
+    args += ["--hicache-storage-backend-extra-config", extra_config]
+    return [*args, "--enable-cache-report"] if cache_report else args
+
+
+def _extra_config(source: Mapping[str, object]) -> dict[str, object]:
+    given = {key: value for key, value in source.items() if value is not None}
+    for key, value in LOADER_KEYS.items():
+        if given.get(key, value) != value:
+            raise SettingsError(f"{key} must be {json.dumps(value)}; remove it or set it so")
+    return {**LOADER_KEYS, **given, **LOADER_KEYS}
+
+
+def _choose(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise SettingsError(f"{name} = {value!r} is not accepted; choose {' or '.join(choices)}")
