@@ -237,7 +237,7 @@ def verdict(rows: Sequence[Row]) -> str:
             f"{sum(row.reached is True for row in judged)} of {len(judged)} targets reached"
         )
     if noisy := sum(row.noisy for row in rows):
-        parts.append(f"~ marks {noisy} rows whose fio rounds differ by more than {_NOISY:g} times")
+        parts.append(f"~ ({noisy} rows): fio's own rounds differ by more than {_NOISY:g} times")
     if failed := sum(row.failed_pages for row in rows):
         parts.append(f"{failed} pages failed and are not counted as bytes")
     return "; ".join(parts)

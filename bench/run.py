@@ -20,7 +20,7 @@ from rich.progress import TimeElapsedColumn as Elapsed
 
 from bench.disk import PageCache, describe_machine, workspace
 from bench.fio import Fio, fio_version
-from bench.plan import MIB, BenchError, Plan, format_size, large_bytes
+from bench.plan import MIB, BenchError, Plan, format_size, large_bytes, shape_of
 
 if TYPE_CHECKING:
     from bench.measure import Sample
@@ -78,6 +78,7 @@ def run(plan: Plan, outputs: Outputs, console: Console, *, opening: bool) -> Non
             facts: dict[str, object] = {
                 "format": _FORMAT,
                 "plan": asdict(plan),
+                "page_shapes": {page: asdict(shape_of(page)) for page in plan.pages},
                 "machine": machine | {"load_average_after": os.getloadavg()},
                 "page_cache": cache.method,
                 "not_measured": notes,

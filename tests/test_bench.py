@@ -1,10 +1,13 @@
-"""The benchmark's arithmetic: sizes, fio's report, ratios, verdicts and tables. No timing."""
+"""The benchmark without its clock: sizes, fio's report, the check of bytes, ratios and tables."""
 
+import ctypes
+import io
 import json
 import math
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -215,7 +218,7 @@ class TestReport:
                 *self.samples("get, again", 2 * MIB, ours=[3.5]),
             ]
         )
-        console = Console(width=120, record=True, quiet=True)
+        console = Console(width=120, record=True, file=io.StringIO())
         for table in self.report.tables(rows, ("ours", "fio")):
             console.print(table)
         text = console.export_text()
@@ -235,3 +238,52 @@ class TestReport:
         assert content["machine"] == {"cores": 2}
         assert len(content["samples"]) == 6
         assert content["rows"][0]["over_fio"] == 0.5
+
+
+class TestHostPages:
+    """The bytes that tell right reads from wrong ones, on real SGLang host pools."""
+
+    pools = pytest.importorskip("bench.pools", reason="torch is not installed")
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+
+    def pages(self, layout: str) -> Any:
+        pytest.importorskip("sglang", reason="sglang is not installed")
+        host = self.pools.HostPages(64 * KIB, layout, 3)
+        host.stamp(7)
+        return host
+
+    @pytest.mark.parametrize("layout", plan.LAYOUTS)
+    def test_only_the_bytes_of_the_asked_batch_pass(self, layout: str) -> None:
+        """Another batch, poison, or one flipped bit of a page reported as read is an error."""
+        host = self.pages(layout)
+        assert host.verified(7, [True] * 3) == 3
+        for spoil in (lambda: host.stamp(8), host.poison, lambda: self.flip(host, page=1)):
+            host.stamp(7)
+            spoil()
+            with pytest.raises(BenchError, match="of batch 7 came back with wrong bytes"):
+                host.verified(7, [True] * 3)
+
+    @pytest.mark.parametrize("layout", plan.LAYOUTS)
+    def test_a_page_reported_as_missing_is_not_counted(self, layout: str) -> None:
+        """Its bytes do not matter, and the pages beside it still count."""
+        host = self.pages(layout)
+        self.flip(host, page=1)
+        assert host.verified(7, [True, False, True]) == 2
+        with pytest.raises(BenchError, match="2 results for 3 pages"):
+            host.verified(7, [True, True])
+
+    @pytest.mark.parametrize("layout", plan.LAYOUTS)
+    def test_the_segments_are_the_bytes_sglang_gives_for_a_page(self, layout: str) -> None:
+        """In the same order, none left out."""
+        host = self.pages(layout)
+        addresses, length = host.segments()
+        for page in range(host.count):
+            mine = b"".join(ctypes.string_at(int(start), length) for start in addresses[page])
+            flat = host.pool.get_data_page(page * host.shape.tokens, flat=True)
+            assert mine == flat.contiguous().view(self.torch.uint8).numpy().tobytes()
+
+    def flip(self, host: Any, page: int) -> None:
+        """Change one bit in the middle of a page's last segment."""
+        addresses, length = host.segments()
+        place = (ctypes.c_uint8 * 1).from_address(int(addresses[page][-1]) + length // 2 + 1)
+        place[0] ^= 1

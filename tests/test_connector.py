@@ -10,49 +10,14 @@ import pytest
 import torch
 
 import pools  # before sglang: it makes torchvision importable
-from sglang.srt.mem_cache.hicache_storage import (  # isort: skip
-    HiCacheStorageConfig,
-    HiCacheStorageExtraInfo,
-)
+from connectors import config, keys
+from sglang.srt.mem_cache.hicache_storage import HiCacheStorageExtraInfo
 
 from hicache_nixl import HiCacheNixlConnector
 from hicache_nixl.errors import HiCacheNixlError, RegistrationError, SettingsError, StoreError
 
 LAYOUTS = ("layer_first", "page_first", "page_first_direct", "page_head")
 PAGES = 16
-
-
-def config(directory: Path, **changes: Any) -> HiCacheStorageConfig:
-    """What SGLang passes, with the store in `directory`; keys of settings may be changed too."""
-    fields: dict[str, Any] = {
-        "tp_rank": 0,
-        "tp_size": 1,
-        "pp_rank": 0,
-        "pp_size": 1,
-        "attn_cp_rank": 0,
-        "attn_cp_size": 1,
-        "is_mla_model": False,
-        "enable_storage_metrics": False,
-        "is_page_first_layout": False,
-        "model_name": "org/model",
-    }
-    extra = {
-        "backend_name": "hicache_nixl",
-        "module_path": "hicache_nixl",
-        "class_name": "HiCacheNixlConnector",
-        "interface_v1": 1,
-        "store": f"slab://{directory}",
-        "capacity": "64MiB",
-        "staging": "4MiB",
-    }
-    for key, value in changes.items():
-        (fields if key in fields else extra)[key] = value
-    return HiCacheStorageConfig(**fields, extra_config=extra)
-
-
-def keys(count: int, name: str = "a") -> list[str]:
-    """Names of pages, as SGLang makes them: 64 hexadecimal digits."""
-    return [f"{ord(name):02x}{i:062x}" for i in range(count)]
 
 
 @pytest.fixture

@@ -23,7 +23,8 @@ Outcomes = npt.NDArray[np.int8]
 
 OnLate = Callable[[npt.NDArray[np.int64]], Callable[[], None]]
 """Called with the rows of a batch whose transfer is late, at once and in the same call. It keeps
-their extents from any other use; the function it returns is called when the transfer has ended."""
+their extents from any other use; the function it returns is called when the transfer has ended, on
+another thread. It must not raise."""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ This module knows records and transfers. It does not know what an extent belongs
 """
 
 import logging
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -46,6 +47,15 @@ class MoverCounters:
     late_transfers: int = 0
     overdue_reads: int = 0
 
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def add(self, **counts: int) -> None:
+        """Raise the named counters. Safe for threads."""
+        with self._lock:
+            for name, count in counts.items():
+                setattr(self, name, getattr(self, name) + count)
+
 
 class RecordMover:
     """Writes and reads records. Safe for threads; blocks for at most the deadline of a call.
@@ -75,15 +85,10 @@ class RecordMover:
         self.checks_payload = checks_payload
         self.counters = MoverCounters()
         self._direct_io = direct_io
-        self._placements: dict[int, Placement] = {}
 
     def placement(self, geometry: PoolGeometry) -> Placement:
         """How pages of this pool move."""
-        found = self._placements.get(id(geometry))
-        if found is None or found.geometry is not geometry:
-            found = Placement(geometry, direct_io=self._direct_io)
-            self._placements[id(geometry)] = found
-        return found
+        return Placement(geometry, direct_io=self._direct_io)
 
     def write(
         self,
@@ -97,8 +102,9 @@ class RecordMover:
         """Write every page to its extent; one outcome per page."""
         outcomes = _WriteCall(self, batch, extents, deadline, on_late, stamp).run()
         good = int((outcomes == Outcome.GOOD).sum())
-        self.counters.written_bytes += good * batch.geometry.payload_bytes
-        self.counters.failed_pages += len(outcomes) - good
+        self.counters.add(
+            written_bytes=good * batch.geometry.payload_bytes, failed_pages=len(outcomes) - good
+        )
         return outcomes
 
     def read(
@@ -116,10 +122,11 @@ class RecordMover:
         returns.
         """
         outcomes = _ReadCall(self, batch, extents, deadline, on_late, generations).run()
-        good = int((outcomes == Outcome.GOOD).sum())
-        self.counters.read_bytes += good * batch.geometry.payload_bytes
-        self.counters.foreign_pages += int((outcomes == Outcome.FOREIGN).sum())
-        self.counters.failed_pages += int((outcomes == Outcome.FAILED).sum())
+        self.counters.add(
+            read_bytes=int((outcomes == Outcome.GOOD).sum()) * batch.geometry.payload_bytes,
+            foreign_pages=int((outcomes == Outcome.FOREIGN).sum()),
+            failed_pages=int((outcomes == Outcome.FAILED).sum()),
+        )
         return outcomes
 
 
@@ -133,6 +140,10 @@ class _Part:
 
 class _Call(ABC):
     """One batch on its way: parts in flight, and an outcome for each page in the end."""
+
+    operation: Operation
+    late: Outcome
+    """What pages are whose transfer is late."""
 
     def __init__(
         self,
@@ -149,62 +160,37 @@ class _Call(ABC):
         self.deadline = deadline
         self.on_late = on_late
         self.outcomes = np.full(len(batch.keys), Outcome.FAILED, np.int8)
+        self._engine = mover.writer if self.operation == "WRITE" else mover.reader
         self._in_flight: deque[_Part] = deque()
 
     @abstractmethod
-    def start(self, part: _Part) -> None:
-        """Post the transfer of a part."""
+    def prepare(self, part: _Part) -> None:
+        """What must be done before a part can be posted."""
 
     @abstractmethod
-    def finish(self, part: _Part) -> Outcomes | Outcome:
-        """Wait for a part; the outcomes of its pages. The lease is given back or abandoned."""
+    def judge(self, part: _Part) -> Outcomes | Outcome:
+        """The outcomes of the pages of a part whose transfer ended well."""
 
     def run(self) -> Outcomes:
-        for rows in self._parts():
-            lease = self._lease(len(rows))
-            if lease is None:
-                break
-            part = _Part(rows, lease)
-            self.start(part)
-            self._in_flight.append(part)
-            if len(self._in_flight) >= PARTS_IN_FLIGHT:
+        try:
+            for rows in self._parts():
+                lease = self._lease(len(rows))
+                if lease is None:
+                    break
+                self._in_flight.append(self._start(rows, lease))
+                if len(self._in_flight) >= PARTS_IN_FLIGHT:
+                    self._finish_oldest()
+            while self._in_flight:
                 self._finish_oldest()
-        while self._in_flight:
-            self._finish_oldest()
+        finally:
+            for part in self._in_flight:  # some, if something unexpected was raised
+                if self._ended(part) is not None:
+                    part.lease.release()
         return self.outcomes
 
-    def post(self, engine: TransferEngine, operation: Operation, part: _Part) -> None:
-        memory, file = self.placement.descriptors(self.batch, part.rows, part.lease, self.extents)
-        try:
-            part.transfer = engine.post(operation, memory, file)
-        except TransferError as error:
-            part.error = error
-
-    def wait(self, part: _Part, deadline: float) -> bool:
-        """Whether the transfer of a part ended well. Raises DeadlineExceededError if it is late."""
-        if part.transfer is None:
-            return False
-        try:
-            part.transfer.wait(deadline)
-        except DeadlineExceededError:
-            raise
-        except TransferError as error:
-            part.error = error
-            return False
-        return True
-
-    def abandon(self, part: _Part) -> None:
-        """Leave a late transfer to its engine; lease and extents are freed when it has ended."""
-        if part.transfer is None:
-            return
-        self.mover.counters.late_transfers += 1
-        extents_free = self.on_late(part.rows)
-
-        def on_end() -> None:
-            part.lease.release()
-            extents_free()
-
-        part.transfer.abandon(on_end)
+    def wait(self, transfer: Transfer) -> None:
+        """As `Transfer.wait`; a transfer that is late may be left in flight."""
+        transfer.wait(self.deadline)
 
     def keys(self, rows: _Rows) -> list[bytes]:
         return [self.batch.keys[i] for i in rows]
@@ -230,11 +216,57 @@ class _Call(ABC):
             self._finish_oldest()
         return None
 
+    def _start(self, rows: _Rows, lease: Lease) -> _Part:
+        part = _Part(rows, lease)
+        try:
+            self.prepare(part)
+            memory, file = self.placement.descriptors(self.batch, rows, lease, self.extents)
+            part.transfer = self._engine.post(self.operation, memory, file)
+        except TransferError as error:
+            part.error = error
+        except BaseException:
+            lease.release()
+            raise
+        return part
+
     def _finish_oldest(self) -> None:
         part = self._in_flight.popleft()
-        self.outcomes[part.rows] = self.finish(part)
+        self.outcomes[part.rows] = self._end(part)
         if part.error is not None:
             self._retry(part)
+
+    def _end(self, part: _Part) -> Outcomes | Outcome:
+        """Wait for a part; its lease is given back, now or when a late transfer has ended."""
+        ended = self._ended(part)
+        if ended is None:
+            return self.late
+        with part.lease:
+            return self.judge(part) if ended else Outcome.FAILED
+
+    def _ended(self, part: _Part) -> bool | None:
+        """Whether the transfer of a part ended well; None if it is late and was abandoned."""
+        if part.transfer is None:
+            return False
+        try:
+            self.wait(part.transfer)
+        except DeadlineExceededError:
+            self._abandon(part, part.transfer)
+            return None
+        except TransferError as error:
+            part.error = error
+            return False
+        return True
+
+    def _abandon(self, part: _Part, transfer: Transfer) -> None:
+        """Leave a late transfer to its engine; lease and extents are freed when it has ended."""
+        self.mover.counters.add(late_transfers=1)
+        extents_free = self.on_late(part.rows)
+
+        def on_end() -> None:
+            part.lease.release()
+            extents_free()
+
+        transfer.abandon(on_end)
 
     def _retry(self, part: _Part) -> None:
         """One bad extent fails a whole transfer: find out which it was."""
@@ -244,19 +276,18 @@ class _Call(ABC):
         while self._in_flight:  # a call may wait for staging only while it holds none
             self._finish_oldest()
         for row in part.rows:
-            left = self.deadline - time.monotonic()
-            if left <= 0:
-                return
-            lease = self.mover.staging.lease(self.placement.staging_bytes, timeout=left)
+            lease = self._lease(1)
             if lease is None:
                 return
-            self.mover.counters.retried_pages += 1
-            single = _Part(np.array([row]), lease)
-            self.start(single)
-            self.outcomes[single.rows] = self.finish(single)
+            self.mover.counters.add(retried_pages=1)
+            single = self._start(np.array([row]), lease)
+            self.outcomes[row] = self._end(single)
 
 
 class _WriteCall(_Call):
+    operation = "WRITE"
+    late = Outcome.LATE
+
     def __init__(
         self,
         mover: RecordMover,
@@ -269,7 +300,7 @@ class _WriteCall(_Call):
         super().__init__(mover, batch, extents, deadline, on_late)
         self.stamp = stamp
 
-    def start(self, part: _Part) -> None:
+    def prepare(self, part: _Part) -> None:
         rows = part.rows
         numbers = self.batch.numbers[rows]
         self.placement.fill(part.lease, numbers)
@@ -284,19 +315,15 @@ class _WriteCall(_Call):
             written_ns=time.time_ns(),
             writer=self.stamp.writer,
         )
-        self.post(self.mover.writer, "WRITE", part)
 
-    def finish(self, part: _Part) -> Outcomes | Outcome:
-        try:
-            ended = self.wait(part, self.deadline)
-        except DeadlineExceededError:
-            self.abandon(part)
-            return Outcome.LATE
-        part.lease.release()
-        return Outcome.GOOD if ended else Outcome.FAILED
+    def judge(self, part: _Part) -> Outcome:  # noqa: ARG002
+        return Outcome.GOOD
 
 
 class _ReadCall(_Call):
+    operation = "READ"
+    late = Outcome.FAILED
+
     def __init__(
         self,
         mover: RecordMover,
@@ -309,27 +336,20 @@ class _ReadCall(_Call):
         super().__init__(mover, batch, extents, deadline, on_late)
         self.generations = generations
 
-    def start(self, part: _Part) -> None:
-        self.post(self.mover.reader, "READ", part)
+    def prepare(self, part: _Part) -> None:
+        pass
 
-    def finish(self, part: _Part) -> Outcomes | Outcome:
+    def wait(self, transfer: Transfer) -> None:
         try:
-            ended = self.wait(part, self.deadline)
-        except DeadlineExceededError:
+            super().wait(transfer)
+        except DeadlineExceededError as late:
             if not self.placement.in_place:
-                self.abandon(part)
-                return Outcome.FAILED
-            self.mover.counters.overdue_reads += 1
-            logger.warning(
-                "a read of %d pages into host memory is past its deadline; waiting, because the "
-                "kernel may still write there",
-                len(part.rows),
-            )
-            ended = self.wait(part, float("inf"))
-        with part.lease:
-            return self._check(part) if ended else Outcome.FAILED
+                raise
+            self.mover.counters.add(overdue_reads=1)
+            logger.warning("%s; waiting, because the kernel may still write into host pages", late)
+            transfer.wait(float("inf"))
 
-    def _check(self, part: _Part) -> Outcomes:
+    def judge(self, part: _Part) -> Outcomes:
         numbers = self.batch.numbers[part.rows]
         n = len(numbers)
         trailers = self.placement.trailers(part.lease, n)

@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 Operation = Literal["READ", "WRITE"]
 Descriptors = npt.NDArray[np.uint64]
-"""Shape (n, 3): address or file offset, bytes, device id (0 for memory, else the file descriptor)."""
+"""Shape (n, 3): address or file offset, bytes, device id (0 for memory, or a file descriptor)."""
 
 _EXTENTS_PER_POLL = 64
 _EXTENTS_IN_FLIGHT = 65536

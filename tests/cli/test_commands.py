@@ -1,0 +1,131 @@
+"""The commands of `hicache-nixl`, as a person or a program calls them."""
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from hicache_nixl import __version__
+from hicache_nixl.cli.main import app
+
+
+def run(*args: str, code: int = 0, answer: str | None = None) -> Result:
+    """Call a command; its exit code must be `code`."""
+    result = CliRunner().invoke(app, args, input=answer)
+    assert result.exit_code == code, result.output
+    return result
+
+
+def run_json(*args: str, code: int = 0) -> Any:
+    """Call a command with --json; standard output must be one JSON document."""
+    return json.loads(run(*args, "--json", code=code).stdout)
+
+
+def url(store: Path) -> list[str]:
+    return ["--store", f"slab://{store}"]
+
+
+@pytest.mark.parametrize("command", ["probe", "launch-args", "ls", "verify", "clear"])
+def test_help_has_an_example(command: str) -> None:
+    """Every command explains itself with an example."""
+    assert f"hicache-nixl {command}" in run(command, "--help").output
+
+
+def test_version_and_no_arguments() -> None:
+    """--version prints the version, no arguments print the help."""
+    assert __version__ in run("--version").output
+    assert "launch-args" in CliRunner().invoke(app, []).output
+
+
+def test_ls_names_models_and_pages(store: Path) -> None:
+    """ls lists each namespace with model, pages, bytes and age."""
+    output = run("ls", *url(store)).output
+    assert "org/one" in output
+    assert "org/other" in output
+    rows = run_json("ls", *url(store))["namespaces"]
+    assert {row["manifest"]["model_name"]: row["pages"] for row in rows} == {
+        "org/one": 8,
+        "org/other": 4,
+    }
+    assert all(row["bytes"] > 0 and row["newest_use_ns"] > 0 for row in rows)
+
+
+def test_verify_finds_and_repairs_damage(store: Path) -> None:
+    """verify reads every page, forgets damaged ones with exit code 1, and is content afterwards."""
+    assert run_json("verify", *url(store)) != {}
+    assert "12 pages are right" in run("verify", *url(store)).output
+    segment = next(store.glob("*.slab"))
+    with segment.open("r+b") as file:  # the payload of the first slot
+        byte = file.read(1)
+        file.seek(0)
+        file.write(bytes([byte[0] ^ 1]))
+    assert "11 pages are right, 1 were damaged" in run("verify", *url(store), code=1).output
+    assert "11 pages are right, 0" in run("verify", *url(store)).output
+
+
+def test_clear_takes_only_what_it_is_told(store: Path) -> None:
+    """clear asks first, clears one namespace by the start of its digest, and leaves the others."""
+    rows = {r["manifest"]["model_name"]: r for r in run_json("ls", *url(store))["namespaces"]}
+    one = rows["org/one"]["digest"][:10]
+    run("clear", *url(store), "--namespace", one, code=1, answer="n\n")
+    assert run_json("clear", *url(store), "--namespace", one, "--yes") == {one + one_rest(rows): 8}
+    left = {r["manifest"]["model_name"]: r["pages"] for r in run_json("ls", *url(store))["namespaces"]}
+    assert left == {"org/one": 0, "org/other": 4}
+
+
+def one_rest(rows: dict[str, Any]) -> str:
+    digest: str = rows["org/one"]["digest"]
+    return digest[10:12]
+
+
+def test_clear_of_an_unknown_namespace(store: Path) -> None:
+    """A namespace that is not there is one line that names those that are."""
+    result = run("clear", *url(store), "--namespace", "zz", "--yes", code=1)
+    assert "no namespace starts with 'zz'" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["ls", "verify", "clear"])
+def test_looking_makes_nothing(command: str, tmp_path: Path) -> None:
+    """Where there is no store, administration says so and creates none."""
+    result = run(command, *url(tmp_path / "nothing"), code=1)
+    assert "holds no store" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_probe_starts_a_tier(tmp_path: Path) -> None:
+    """probe tries a configuration for real and prints the block, or rows as JSON."""
+    args = [*url(tmp_path / "store"), "--set", "capacity=32MiB", "--set", "staging=1MiB"]
+    assert "O_DIRECT" in run("probe", *args).output
+    rows = run_json("probe", *args)
+    assert {"topic", "found", "better"} == set(rows[0])
+
+
+def test_launch_args_are_what_sglang_takes(tmp_path: Path) -> None:
+    """launch-args prints flags whose extra config loads this connector with these settings."""
+    args = ["launch-args", *url(tmp_path / "store"), "--set", "capacity=2TiB"]
+    flags = shlex.split(run(*args).output)
+    assert flags == run_json(*args)
+    assert flags[flags.index("--hicache-storage-backend") + 1] == "dynamic"
+    extra = json.loads(flags[flags.index("--hicache-storage-backend-extra-config") + 1])
+    assert extra["class_name"] == "HiCacheNixlConnector"
+    assert extra["capacity"] == "2TiB"
+    assert extra["hicache_storage_pass_prefix_keys"] is True
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["probe", "--store", "slab:///a", "--set", "capcity=1GiB"], "capacity"),
+        (["probe", "--store", "slab:///nowhere/at/all"], "/nowhere/at"),
+        (["ls", "--store", "s3://bucket/prefix"], "slab"),
+        (["launch-args", "--store", "relative/path"], "slab:///"),
+    ],
+)
+def test_errors_are_one_line(args: list[str], words: str) -> None:
+    """Bad input is one line on standard error and exit code 1."""
+    result = run(*args, code=1)
+    assert words in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
