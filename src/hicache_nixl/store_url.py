@@ -98,8 +98,9 @@ def _each(value: object) -> list[StoreUrl]:
 
 
 def _shown(text: str) -> str:
-    """`text` without what may be a secret: all before an "@", and the values of its query."""
-    text = re.sub(r"^(\w+://)?.*@", r"\1...@", text, flags=re.DOTALL)
+    """`text` for a message, without what may be a secret."""
+    if "@" in text or looks_like_credential(text.partition("?")[0]):
+        return "the given text"
     text = re.sub(r"([?&;][^=&;]*)=[^&;]*", r"\1=...", text)
     return repr(text) if len(text) <= 200 else f"a text of {len(text)} characters"
 
@@ -133,8 +134,8 @@ def _parse(text: str) -> StoreUrl:
     if scheme in _DIRECTORY_SCHEMES:
         if parts.netloc:
             raise SettingsError(
-                f"{_shown(text)} names a host; a directory takes three slashes: "
-                f'"{scheme}:///{parts.netloc}{parts.path}"'
+                f"{_shown(text)} names a host; a directory takes three slashes, "
+                f"as in {_shown(f'{scheme}:///{parts.netloc}{parts.path}')}"
             )
         if params and scheme == "slab":
             raise SettingsError(

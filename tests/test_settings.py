@@ -1,0 +1,834 @@
+"""Claims about where settings come from, what is refused and in which words."""
+
+import importlib.util
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from hicache_nixl.errors import SettingsError
+from hicache_nixl.settings import KEYS, Settings, load_host_pool_settings, load_settings
+from hicache_nixl.store_url import StoreUrl, parse_store_urls
+
+MIB, GIB = 1 << 20, 1 << 30
+STORE = "slab:///nvme0/hicache"
+STORAGE_DIR = "SGLANG_HICACHE_NIXL_BACKEND_STORAGE_DIR"
+LOADER = {
+    "backend_name": "hicache_nixl",
+    "module_path": "hicache_nixl",
+    "class_name": "HiCacheNixlConnector",
+    "interface_v1": 1,
+}
+SECRET = "wJalrXUtnFEMI/K7MDENG"
+
+
+def load(
+    extra_config: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+    **changes: Any,
+) -> Settings:
+    """Settings over a store, from `extra_config` and no environment but `environ`."""
+    return load_settings(
+        {"store": STORE} | dict(extra_config or {}), environ=environ or {}, **changes
+    )
+
+
+def refusal(
+    extra_config: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+    **changes: Any,
+) -> str:
+    """The message by which this configuration is refused: one line without pydantic's words."""
+    with pytest.raises(SettingsError) as caught:
+        load_settings(extra_config, environ=environ or {}, **changes)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert "pydantic" not in message
+    assert "input_value" not in message
+    assert caught.value.__cause__ is None
+    return message
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_defaults() -> None:
+    """With a store and nothing else, everything has its documented default."""
+    assert load() == Settings(store=(StoreUrl("slab", "/nvme0/hicache"),))
+    assert load().model_dump(exclude={"store"}) == {
+        "capacity": 64 * GIB,
+        "staging": 256 * MIB,
+        "segment": None,
+        "verify": "full",
+        "deadline": 10.0,
+        "use_direct_io": True,
+        "queue": "auto",
+        "plugin": "auto",
+        "plugin_parameters": (),
+        "hugepages": "off",
+        "hugepage_size": None,
+        "host_pool_allocator": False,
+        "model_revision": None,
+        "salt": None,
+        "notes": (),
+    }
+
+
+def test_settings_are_frozen_and_strict() -> None:
+    """A settings object takes no change, no unknown field and no value of a wrong type."""
+    with pytest.raises(ValidationError, match="frozen"):
+        load().capacity = 1  # type: ignore[misc]
+    with pytest.raises(ValidationError, match="forbidden"):
+        Settings(capcity=GIB)  # type: ignore[call-arg]
+    with pytest.raises(ValidationError) as caught:
+        Settings(salt=[SECRET])  # type: ignore[arg-type]
+    assert SECRET not in str(caught.value)
+
+
+def test_every_field_is_described() -> None:
+    """Every field has a description, and every key is a field."""
+    assert all(field.description for field in Settings.model_fields.values())
+    assert set(KEYS) == set(Settings.model_fields) - {"plugin_parameters", "notes"}
+
+
+TYPICAL: dict[str, tuple[Any, Any]] = {
+    "capacity": ("2TiB", 2 << 40),
+    "staging": ("64MiB", 64 * MIB),
+    "segment": ("1GiB", GIB),
+    "verify": ("trailer", "trailer"),
+    "deadline": ("2s", 2.0),
+    "use_direct_io": ("false", False),
+    "queue": ("aio", "aio"),
+    "plugin": ("posix", "posix"),
+    "hugepages": ("required", "required"),
+    "hugepage_size": ("1GB", GIB),
+    "host_pool_allocator": ("1", True),
+    "model_revision": ("r2", "r2"),
+    "salt": ("blue", "blue"),
+}
+
+
+@pytest.mark.parametrize("key", TYPICAL)
+@pytest.mark.parametrize("source", ["mapping", "environment", "toml", "json", "yaml"])
+def test_every_key_in_every_source(key: str, source: str, tmp_path: Path) -> None:
+    """Every key can be given in the mapping, the environment and each kind of file."""
+    text, value = TYPICAL[key]
+    if source == "mapping":
+        settings = load({key: text})
+    elif source == "environment":
+        settings = load(environ={f"HICACHE_NIXL_{key.upper()}": text})
+    else:
+        written = f"{key} = {json.dumps(text)}\n" if source == "toml" else json.dumps({key: text})
+        settings = load(config_file=write(tmp_path / f"settings.{source}", written))
+    assert getattr(settings, key) == value
+
+
+def test_later_sources_win(tmp_path: Path) -> None:
+    """The mapping wins over the file, the file over the environment, that over defaults."""
+    file = write(tmp_path / "s.toml", 'capacity = "2GiB"\nstaging = "2MiB"\nqueue = "aio"\n')
+    environ = {
+        "HICACHE_NIXL_CONFIG": str(file),
+        "HICACHE_NIXL_CAPACITY": "1GiB",
+        "HICACHE_NIXL_STAGING": "1MiB",
+        "HICACHE_NIXL_VERIFY": "trailer",
+    }
+    settings = load({"capacity": "3GiB"}, environ)
+    assert settings.capacity == 3 * GIB
+    assert settings.staging == 2 * MIB
+    assert settings.verify == "trailer"
+    assert settings.queue == "aio"
+    assert settings.deadline == 10.0
+
+
+def test_config_file_argument_replaces_variable(tmp_path: Path) -> None:
+    """A file named by argument is read instead of the one the environment names."""
+    file = write(tmp_path / "s.yaml", "capacity: 2GiB\n")
+    environ = {"HICACHE_NIXL_CONFIG": "/nowhere.toml"}
+    assert load(environ=environ, config_file=file).capacity == 2 * GIB
+
+
+def test_process_environment_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without `environ`, the environment of the process counts."""
+    monkeypatch.setenv("HICACHE_NIXL_DEADLINE", "3s")
+    assert load_settings({"store": STORE}).deadline == 3.0
+
+
+def test_empty_and_null_count_as_not_given() -> None:
+    """An empty variable, a null value and an empty store leave what an earlier source said."""
+    environ = {
+        "HICACHE_NIXL_CAPACITY": "2GiB",
+        "HICACHE_NIXL_QUEUE": "",
+        "HICACHE_NIXL_CONFIG": " ",
+        "HICACHE_NIXL_STORE": STORE,
+        STORAGE_DIR: "",
+        "SGLANG_HUGEPAGE_SIZE": "",
+    }
+    settings = load_settings({"capacity": None, "store": "", "salt": ""}, environ=environ)
+    assert settings == load({"capacity": "2GiB"})
+
+
+def test_kubernetes_service_variables_are_ignored() -> None:
+    """What Kubernetes puts into pods beside a Service named hicache-nixl is no setting."""
+    environ = {
+        "HICACHE_NIXL_SERVICE_HOST": "10.0.0.1",
+        "HICACHE_NIXL_SERVICE_PORT": "9000",
+        "HICACHE_NIXL_SERVICE_PORT_METRICS": "9000",
+        "HICACHE_NIXL_PORT": "tcp://10.0.0.1:9000",
+        "HICACHE_NIXL_PORT_9000_TCP_ADDR": "10.0.0.1",
+        "HICACHE_NIXL_METRICS_SERVICE_HOST": "10.0.0.2",
+        "HICACHE_NIXL_METRICS_PORT_80_TCP": "tcp://10.0.0.2:80",
+    }
+    assert load(environ=environ) == load()
+
+
+@pytest.mark.parametrize(
+    ("written", "known"),
+    [
+        ({"use_urnig": "true"}, "use_uring"),
+        ({"capactiy": "1GiB"}, "capacity"),
+        ({"use-direct-io": True}, "use_direct_io"),
+        ({"Deadline": "1s"}, "deadline"),
+        ({"hugepage": "off"}, "hugepages"),
+        ({"l3_cleaner_enable": True}, "l3_cleaner_enabled"),
+        ({"plugin": {"posx": {"active": True}}}, "plugin.posix"),
+        ({"plugin": {"posix": {"active": True, "use_urnig": "true"}}}, "plugin.posix.use_uring"),
+        ({"plugin": {"posix": {"actve": True}}}, "plugin.posix.active"),
+        ({"plugin": {"posix": {"active": True}, "gds_mt": {"threads": 4}}}, "thread_count"),
+    ],
+)
+def test_unknown_key_names_the_nearest(written: dict[str, Any], known: str) -> None:
+    """An unknown key is named with its source and the nearest known key."""
+    message = refusal({"store": STORE} | LOADER | written)
+    assert "SGLang's extra config: unknown key" in message
+    assert f"did you mean {known}?" in message or known in message
+
+
+def test_unknown_key_without_a_near_one_lists_all() -> None:
+    """A key like no other is refused with the list of known keys."""
+    message = refusal({"zzz": 1})
+    assert "given settings: unknown key zzz" in message
+    assert all(key in message for key in KEYS)
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("HICACHE_NIXL_CAPACTIY", "HICACHE_NIXL_CAPACITY"),
+        ("HICACHE_NIXL_CONFG", "HICACHE_NIXL_CONFIG"),
+        ("HICACHE_NIXL_capacity", "HICACHE_NIXL_CAPACITY"),
+    ],
+)
+def test_unknown_variable_names_the_nearest(name: str, known: str) -> None:
+    """An unknown variable of ours is named with the nearest known one."""
+    assert refusal({"store": STORE}, {name: "1"}) == (
+        f"environment: unknown key {name}; did you mean {known}?"
+        if not name.endswith("capacity")
+        else f"environment: unknown key HICACHE_NIXL_CAPACITY; did you mean {known}?"
+    )
+
+
+@pytest.mark.parametrize("key", [1, True, None, ("a",)])
+def test_keys_must_be_texts(key: object) -> None:
+    """A key that is not a text is refused by its type."""
+    assert "keys are texts" in refusal({key: 1})  # type: ignore[dict-item]
+
+
+WRONG: list[tuple[str, Any, str]] = [
+    ("capacity", "12 parsecs", '"256MiB"'),
+    ("capacity", "64k", "64KiB"),
+    ("capacity", 0, "minimum of 1MiB"),
+    ("capacity", "1023KiB", "minimum of 1MiB"),
+    ("capacity", True, '"256MiB"'),
+    ("capacity", 1.5, '"256MiB"'),
+    ("capacity", [1], '"256MiB"'),
+    ("staging", "-1", '"256MiB"'),
+    ("staging", 4096, "minimum of 1MiB"),
+    ("segment", 1, "minimum of 1MiB"),
+    ("segment", MIB + 1, "multiple of 4KiB"),
+    ("verify", "none", "choose one of full, trailer"),
+    ("verify", "trialer", "did you mean trailer?"),
+    ("verify", True, "choose one of full, trailer"),
+    ("deadline", 0, "above zero"),
+    ("deadline", "-1s", '"30s"'),
+    ("deadline", "nan", '"30s"'),
+    ("deadline", float("nan"), '"30s"'),
+    ("deadline", "601s", "maximum of 10m"),
+    ("deadline", "soon", '"30s"'),
+    ("use_direct_io", "maybe", "write true or false"),
+    ("use_direct_io", 2, "write true or false"),
+    ("use_direct_io", [], "write true or false"),
+    ("queue", "io_uring", "did you mean uring?"),
+    ("queue", "posix_aio", "choose one of auto, uring, aio"),
+    ("plugin", "pozix", "did you mean posix?"),
+    ("plugin", ["posix"], "choose one of auto, posix"),
+    ("plugin", "OBJ", "serves object stores"),
+    ("hugepages", "maybe", "choose one of off, prefer, required"),
+    ("hugepages", True, "choose one of off, prefer, required"),
+    ("hugepage_size", "4MB", 'write "2MB" or "1GB"'),
+    ("hugepage_size", 2_000_000, 'write "2MB" or "1GB"'),
+    ("host_pool_allocator", "perhaps", "write true or false"),
+    ("model_revision", 7, "write it in quotes"),
+    ("model_revision", "two\nlines", "printable"),
+    ("salt", "x" * 1025, "at most 1024"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "accepted"), WRONG)
+@pytest.mark.parametrize("source", ["mapping", "yaml"])
+def test_wrong_value(key: str, value: object, accepted: str, source: str, tmp_path: Path) -> None:
+    """A wrong value is one line with its key, its source, itself and what is accepted."""
+    if source == "mapping":
+        message = refusal({"store": STORE, key: value})
+        assert message.startswith(f"{key} (given settings): ")
+    else:
+        file = write(tmp_path / "s.yaml", yaml.safe_dump({"store": STORE, key: value}))
+        message = refusal(config_file=file)
+        assert message.startswith(f"{key} (file {file}): ")
+    assert accepted in message
+    if isinstance(value, str) and value.isprintable() and len(value) < 80:
+        assert value in message
+
+
+def test_wrong_variable_is_named() -> None:
+    """A wrong value in the environment is reported under the variable's name."""
+    message = refusal({"store": STORE}, {"HICACHE_NIXL_CAPACITY": "12 parsecs"})
+    assert message.startswith("environment variable HICACHE_NIXL_CAPACITY: '12 parsecs' ")
+
+
+def test_segment_within_capacity() -> None:
+    """A segment larger than the capacity is refused with both sizes."""
+    message = refusal({"store": STORE, "capacity": "512MiB", "segment": "1GiB"})
+    assert "segment = 1GiB" in message
+    assert "capacity = 512MiB" in message
+    assert load({"capacity": "1GiB", "segment": "1GiB"}).segment == GIB
+
+
+# --- files
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("s.toml", "capacity = = 1", "line 1"),
+        ("s.toml", 'capacity = "1GiB"\ncapacity = "2GiB"', "overwrite a value"),
+        ("s.json", "{", "line 1, column 2"),
+        ("s.json", '{"capacity": 1, "capacity": 2}', "'capacity' is written twice"),
+        ("s.json", "[1]", "holds a list"),
+        ("s.yaml", "a: [", "line 1"),
+        ("s.yaml", "capacity: 1GiB\ncapacity: 2GiB", "line 2, column 1: key 'capacity' is written"),
+        ("s.yaml", "- capacity", "holds a list"),
+        ("s.yaml", "a: \0", "not allowed"),
+        ("s.yaml", "!!python/object/apply:os.system [ls]", "constructor"),
+        ("s.json", "[" * 100_000, "nested too deeply"),
+        ("s.ini", "[a]", "must end in .toml, .json or .yaml"),
+    ],
+)
+def test_broken_file(name: str, content: str, reason: str, tmp_path: Path) -> None:
+    """A file that cannot be read is one line with its name, the place and the reason."""
+    file = write(tmp_path / name, content)
+    message = refusal(config_file=file)
+    assert str(file) in message
+    assert reason in message
+
+
+def test_missing_and_binary_files(tmp_path: Path) -> None:
+    """A file that is missing, a directory or not text is one line with its name."""
+    assert "does not exist" in refusal(environ={"HICACHE_NIXL_CONFIG": "/nowhere/s.toml"})
+    (tmp_path / "d.toml").mkdir()
+    assert "cannot be read: Is a directory" in refusal(config_file=tmp_path / "d.toml")
+    (tmp_path / "b.json").write_bytes(b"\xff\xfe")
+    assert "not UTF-8" in refusal(config_file=tmp_path / "b.json")
+
+
+def test_yaml_off_is_off(tmp_path: Path) -> None:
+    """A bare `off` in YAML, which is a boolean there, means hugepages off."""
+    file = write(tmp_path / "s.yml", f"store: {STORE}\nhugepages: off\n")
+    assert load_settings(config_file=file, environ={}).hugepages == "off"
+
+
+# --- stores
+
+
+def test_store_is_required() -> None:
+    """Without a store the error says how to set one, unless none is asked for."""
+    message = refusal()
+    assert "set store" in message
+    assert "HICACHE_NIXL_STORE" in message
+    assert "slab:///nvme0/hicache" in message
+    assert load_settings(environ={}, require_store=False).store == ()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "slab:///a/x,slab:///b/x",
+        " slab:///a/x , slab:///b/x ",
+        ["slab:///a/x", "slab:///b/x"],
+        ("SLAB:///a/x/", "slab:///b/./x"),
+        [StoreUrl("slab", "/a/x"), "slab:///b/x"],
+    ],
+)
+def test_slab_stores_are_striped(value: Any) -> None:
+    """Several slab URLs, in a list or separated by commas, keep their order."""
+    assert load({"store": value}).store == (StoreUrl("slab", "/a/x"), StoreUrl("slab", "/b/x"))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        StoreUrl("slab", "/a b/c,d/100%/e?f#g/ü"),
+        StoreUrl("slab", "/not-\udcff-utf8"),
+        StoreUrl("files", "/mnt/3fs/hicache"),
+        StoreUrl("s3", "bucket/pre/fix", (("endpoint", "http://minio:9000"), ("region", "a&b"))),
+        StoreUrl("s3", "bucket"),
+        StoreUrl("azure", "container/prefix"),
+    ],
+)
+def test_store_urls_round_trip(url: StoreUrl) -> None:
+    """A store's text is read back as the same store."""
+    assert parse_store_urls(str(url)) == (url,)
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("/nvme0/hicache", 'write "slab:///nvme0/hicache"'),
+        ("nvme0", "is not a store URL"),
+        ("slab:/nvme0", "is not a store URL"),
+        ("slba:///nvme0", "did you mean slab://?"),
+        ("http://host/x", "known are slab, files, s3, azure"),
+        ("slab://nvme0/hicache", "'slab:///nvme0/hicache'"),
+        ("slab:///", "names no directory"),
+        ("slab:///a/..", "names no directory"),
+        ("slab://", "not an absolute directory"),
+        ("slab:///a?capacity=1", "%3F"),
+        ("slab:///a#b", "%23"),
+        ("slab:///a%00b", "not a directory name"),
+        ("slab:///a\tb", "control character"),
+        ("slab:///a,", "an empty entry"),
+        ("slab:///a,slab:///a", "are the same"),
+        (["slab:///a", "slab:///b/../a/"], "are the same"),
+        ("slab:///a,s3://bucket", "only slab stores can be striped"),
+        (
+            "files:///mnt/3fs",
+            "files:// stores are not served by this version, which serves slab://",
+        ),
+        ("s3://bucket/prefix?endpoint=http://minio:9000", "s3:// stores are not served"),
+        ("azure://container", "azure:// stores are not served"),
+        ("s3:///prefix", "names no bucket"),
+        ("s3://b?region=a&region=b", "twice"),
+        ("s3://[b", "is not a store URL"),
+        (7, "is not a store URL"),
+        ({"url": "slab:///a"}, "is not a store URL"),
+    ],
+)
+def test_refused_stores(value: object, reason: str) -> None:
+    """A store that cannot be served is refused in one line that names the key and the fix."""
+    message = refusal({"store": value})
+    assert message.startswith("store (given settings): ")
+    assert reason in message
+
+
+def test_one_directory_under_two_names(tmp_path: Path) -> None:
+    """Two names that lead to one directory are refused, also through a link."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    message = refusal({"store": [f"slab://{tmp_path}/a", f"slab://{tmp_path}/b"]})
+    assert f"{tmp_path}/a" in message
+    assert f"{tmp_path}/b" in message
+
+
+# --- SGLang's own keys
+
+
+def test_keys_of_sglang_are_dropped() -> None:
+    """What SGLang's loader leaves in the extra config is accepted and means nothing here."""
+    others = {
+        "interface_v2": 1,
+        "allocator": "x",
+        "prefetch_threshold": 16,
+        "prefetch_timeout_base": 1,
+        "prefetch_timeout_per_ki_token": 0.25,
+        "hicache_storage_pass_prefix_keys": True,
+        "tp_lcm_size": 4,
+        "file_storage_path": "/x",
+    }
+    assert load(LOADER | others) == load()
+
+
+@pytest.mark.parametrize("value", ["absent", 0, None, False])
+def test_interface_v1_is_required_by_sglang(value: object) -> None:
+    """SGLang's extra config without interface_v1 is refused with what to set."""
+    config = {key: LOADER[key] for key in LOADER if key != "interface_v1"} | {"store": STORE}
+    if value != "absent":
+        config["interface_v1"] = value
+    assert 'set "interface_v1": 1' in refusal(config)
+
+
+def test_extra_config_must_be_a_mapping() -> None:
+    """An extra config that is not a mapping is refused by its type."""
+    assert "pass a mapping" in refusal([("store", STORE)])  # type: ignore[arg-type]
+
+
+# --- configuration of the in-tree connector
+
+IN_TREE_SAMPLE = """
+use_direct_io = true
+l3_cleaner_enabled = true
+l3_cleaner_high_watermark = 80.0
+l3_cleaner_low_watermark = 70.0
+[plugin.posix]
+use_uring = "true"
+active = true
+[plugin.gds]
+batch_pool_size = 128
+batch_limit = 128
+max_request_size = 16777216
+[plugin.gds_mt]
+thread_count = 4
+[plugin.3fs]
+mount_point = "/mnt/3fs"
+mem_config = "dram"
+iopool_size = 64
+[plugin.obj]
+num_threads = 4
+endpoint_override = ""
+crtMinLimit = 5242880
+throughput_target_gbps = 25
+scheme = "http"
+region = ""
+req_checksum = "required"
+ca_bundle = ""
+access_key = ""
+secrete_key = ""
+session_token = ""
+use_virtual_addressing = "true"
+bucket = ""
+"""
+
+
+def test_in_tree_configuration_works_unchanged(tmp_path: Path) -> None:
+    """A file that lists everything the in-tree connector knows is understood, with notes."""
+    file = write(tmp_path / "nixl.toml", IN_TREE_SAMPLE)
+    settings = load_settings(
+        LOADER, config_file=file, environ={STORAGE_DIR: f"{tmp_path}/a, {tmp_path}/b,"}
+    )
+    assert [url.path for url in settings.store] == [f"{tmp_path}/a", f"{tmp_path}/b"]
+    assert (settings.plugin, settings.queue, settings.use_direct_io) == ("posix", "uring", True)
+    assert settings.plugin_parameters == ()
+    text = "\n".join(settings.notes)
+    assert f"environment variable {STORAGE_DIR} is read as store = slab://{tmp_path}/a" in text
+    assert f"plugin.posix.use_uring (file {file}) is read as queue = uring" in text
+    assert "l3_cleaner_high_watermark = 80" in text
+    assert all("\n" not in note for note in settings.notes)
+
+
+def test_sample_file_of_the_installed_sglang_is_understood() -> None:
+    """The sample that SGLang ships is accepted as it is."""
+    spec = importlib.util.find_spec("sglang")  # not imported, it takes seconds
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("SGLang is not installed")
+    folder = Path(spec.submodule_search_locations[0], "srt", "mem_cache", "storage", "nixl")
+    sample = (folder / "nixl.config.toml.sample").read_text(encoding="utf-8")
+    assert load(LOADER | tomllib.loads(sample)).queue == "uring"
+
+
+@pytest.mark.parametrize("truth", [True, "true", "True"])
+@pytest.mark.parametrize("form", ["map", "flat"])
+@pytest.mark.parametrize(("flag", "queue"), [("use_uring", "uring"), ("use_aio", "aio")])
+def test_in_tree_queue_flags(truth: object, form: str, flag: str, queue: str) -> None:
+    """use_uring and use_aio choose the queue, as JSON boolean or text, nested or flat."""
+    config = (
+        {"plugin": {"POSIX": {"active": truth, flag: truth}}} if form == "map" else {flag: truth}
+    )
+    settings = load(config | {"use_direct_io": False})
+    assert settings.queue == queue
+    assert settings.use_direct_io is False
+    assert settings.plugin == ("posix" if form == "map" else "auto")
+    assert any(f"is read as queue = {queue}" in note for note in settings.notes)
+
+
+@pytest.mark.parametrize("value", [False, "false", "False"])
+def test_in_tree_flags_that_are_off(value: object) -> None:
+    """A queue flag that is off says nothing, and use_posix_aio may be off."""
+    flags = {"use_uring": value, "use_aio": value, "use_posix_aio": value}
+    assert load(flags) == load()
+    assert load({"plugin": {"posix": {"active": True, **flags}}}).queue == "auto"
+
+
+def test_plugin_parameters_are_kept() -> None:
+    """Parameters of the active plug-in are kept as text for that plug-in."""
+    posix = {"active": True, "ios_pool_size": "65536", "kernel_queue_size": 256}
+    settings = load({"plugin": {"posix": posix, "gds": {"batch_limit": 1}}})
+    assert settings.parameters_for("posix") == {
+        "ios_pool_size": "65536",
+        "kernel_queue_size": "256",
+    }
+    assert settings.parameters_for("gds") == {}
+    assert load({"thread_count": 4, "plugin": "gds_mt"}).parameters_for("gds_mt") == {
+        "thread_count": "4"
+    }
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"plugin": {"posix": {}}}, ["plugin (given settings)", "none is active", "exactly one"]),
+        ({"plugin": {}}, ["none is active"]),
+        ({"plugin": {"posix": {"active": "false"}}}, ["none is active"]),
+        (
+            {"plugin": {"posix": {"active": True}, "gds": {"active": "true"}}},
+            ["posix and gds are active", "exactly one"],
+        ),
+        ({"plugin": {"posix": {"active": True}, "POSIX": {}}}, ["plugin.posix is given twice"]),
+        ({"plugin": {"posix": True}}, ["plugin.posix", "is not a map"]),
+        ({"plugin": {"posix": {"active": "perhaps"}}}, ["plugin.posix.active", "'perhaps'"]),
+        ({"plugin": {"obj": {"active": True}}}, ["plugin.obj.active", "object stores"]),
+        (
+            {"plugin": {"posix": {"active": True, "use_posix_aio": "true"}}},
+            ["plugin.posix.use_posix_aio", "every later one fails"],
+        ),
+        ({"use_posix_aio": True}, ["use_posix_aio", "every later one fails", '"aio"']),
+        ({"use_uring": True, "use_aio": True}, ["use_uring", "use_aio", "disagree"]),
+        ({"use_uring": True, "queue": "aio"}, ["use_uring", "queue", "disagree"]),
+        ({"use_uring": "perhaps"}, ["use_uring", "'perhaps'", "true or false"]),
+        (
+            {"use_uring": True, "plugin": {"posix": {"active": True}}},
+            ["use_uring stands beside a plugin map", "plugin.posix.use_uring"],
+        ),
+        ({"kernel_queue_size": 0}, ["kernel_queue_size", "above zero"]),
+        ({"kernel_queue_size": True}, ["kernel_queue_size", "above zero"]),
+        ({"ios_pool_size": "many"}, ["ios_pool_size", "'many'"]),
+        ({"mount_point": 3}, ["mount_point", "is not a text"]),
+        ({"bucket": "b"}, ["bucket", "object stores"]),
+        ({"l3_cleaner_enabled": "perhaps"}, ["l3_cleaner_enabled", "true or false"]),
+        ({"l3_cleaner_high_watermark": 101}, ["l3_cleaner_high_watermark", "percentage"]),
+        ({"l3_cleaner_low_watermark": "nan"}, ["l3_cleaner_low_watermark", "percentage"]),
+    ],
+)
+def test_refused_in_tree_configuration(config: dict[str, Any], words: list[str]) -> None:
+    """In-tree keys that contradict each other or cannot be served are one line with the fix."""
+    message = refusal({"store": STORE} | config)
+    assert all(word in message for word in words), message
+
+
+def test_in_tree_cleaner_becomes_notes() -> None:
+    """The in-tree cleaner's keys are accepted, each with a note that points to capacity."""
+    settings = load(
+        {
+            "l3_cleaner_enabled": False,
+            "l3_cleaner_high_watermark": "85.5",
+            "l3_cleaner_low_watermark": 75,
+        }
+    )
+    assert len(settings.notes) == 3
+    assert all("capacity" in note for note in settings.notes)
+    assert settings.model_copy(update={"notes": ()}) == load()
+
+
+@pytest.mark.parametrize(
+    ("environ", "field", "value"),
+    [
+        ({"SGLANG_HICACHE_NIXL_BACKEND_PLUGIN": "POSIX"}, "plugin", "posix"),
+        ({"SGLANG_HICACHE_NIXL_BACKEND_PLUGIN": "auto"}, "plugin", "auto"),
+        ({"SGLANG_HICACHE_NIXL_BACKEND_PLUGIN": "GDS_MT"}, "plugin", "gds_mt"),
+        ({"SGLANG_HICACHE_NIXL_USE_DIRECT_IO": "0"}, "use_direct_io", False),
+        ({"SGLANG_HICACHE_NIXL_USE_DIRECT_IO": "yes"}, "use_direct_io", True),
+        ({"SGLANG_HUGEPAGE_SIZE": "2MB"}, "hugepage_size", 2 * MIB),
+        ({"SGLANG_HUGEPAGE_SIZE": " 1gb"}, "hugepage_size", GIB),
+        ({"SGLANG_HUGEPAGE_SIZE": "2MB"}, "hugepages", "prefer"),
+    ],
+)
+def test_in_tree_variables(environ: dict[str, str], field: str, value: object) -> None:
+    """SGLang's variables set what they mean here, each with a note."""
+    settings = load(environ=environ)
+    assert getattr(settings, field) == value
+    assert len(settings.notes) == 1
+    assert settings.notes[0].startswith(f"environment variable {next(iter(environ))} is read as")
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        ({"SGLANG_HUGEPAGE_SIZE": "4MB"}, ["SGLANG_HUGEPAGE_SIZE", "'4MB'", '"2MB" or "1GB"']),
+        ({"SGLANG_HUGEPAGE_SIZE": "2097153"}, ["SGLANG_HUGEPAGE_SIZE", '"2MB" or "1GB"']),
+        (
+            {"SGLANG_HICACHE_NIXL_BACKEND_PLUGIN": "OBJ"},
+            ["SGLANG_HICACHE_NIXL_BACKEND_PLUGIN", "object stores"],
+        ),
+        (
+            {"SGLANG_HICACHE_NIXL_USE_DIRECT_IO": "maybe"},
+            ["SGLANG_HICACHE_NIXL_USE_DIRECT_IO", "'maybe'"],
+        ),
+        (
+            {"SGLANG_HICACHE_NIXL_USE_DIRECT_IO": "1", "HICACHE_NIXL_USE_DIRECT_IO": "0"},
+            ["SGLANG_HICACHE_NIXL_USE_DIRECT_IO", "HICACHE_NIXL_USE_DIRECT_IO", "disagree"],
+        ),
+        ({STORAGE_DIR: "relative/dir"}, [STORAGE_DIR, "'relative/dir'", "absolute"]),
+        ({STORAGE_DIR: "/a,/b/../a"}, [STORAGE_DIR, "are the same"]),
+    ],
+)
+def test_refused_variables(environ: dict[str, str], words: list[str]) -> None:
+    """A variable that cannot be used is named with its value and what is accepted."""
+    config = None if STORAGE_DIR in environ else {"store": STORE}
+    message = refusal(config, environ)
+    assert all(word in message for word in words), message
+
+
+@pytest.mark.parametrize("source", ["mapping", "environment", "file"])
+def test_store_and_in_tree_directory_are_refused(source: str, tmp_path: Path) -> None:
+    """A store beside the in-tree directory variable is an error naming both, even if equal."""
+    environ = {STORAGE_DIR: "/nvme0/hicache"}
+    config_file = None
+    if source == "environment":
+        environ["HICACHE_NIXL_STORE"] = STORE
+    elif source == "file":
+        config_file = write(tmp_path / "s.toml", f'store = "{STORE}"')
+    config = {"store": STORE} if source == "mapping" else None
+    message = refusal(config, environ, config_file=config_file)
+    assert STORAGE_DIR in message
+    assert ("HICACHE_NIXL_STORE" if source == "environment" else "store (") in message
+    assert "disagree" not in message
+
+
+def test_in_tree_directories_need_no_escaping() -> None:
+    """A directory in the in-tree variable may hold characters that a URL would escape."""
+    assert load_settings(environ={STORAGE_DIR: "/a b/100%?#"}).store[0].path == "/a b/100%?#"
+
+
+# --- huge pages
+
+
+@pytest.mark.parametrize(
+    ("config", "environ", "expected"),
+    [
+        ({}, {}, ("off", None)),
+        ({"hugepages": "prefer"}, {}, ("prefer", 2 * MIB)),
+        ({"hugepages": "required"}, {"SGLANG_HUGEPAGE_SIZE": "1GB"}, ("required", GIB)),
+        ({"hugepage_size": "1GiB"}, {}, ("prefer", GIB)),
+        ({"hugepages": "off"}, {"SGLANG_HUGEPAGE_SIZE": "2MB"}, ("off", None)),
+        ({"hugepage_size": 2 * MIB}, {"SGLANG_HUGEPAGE_SIZE": "1GB"}, ("prefer", 2 * MIB)),
+    ],
+)
+def test_hugepages(
+    config: dict[str, Any], environ: dict[str, str], expected: tuple[str, int | None]
+) -> None:
+    """A mode alone means 2 MiB pages, a size alone means prefer, off has no size."""
+    settings = load(config, environ)
+    assert (settings.hugepages, settings.hugepage_size) == expected
+    direct = Settings(hugepages=settings.hugepages)
+    assert direct.hugepage_size == (None if expected[0] == "off" else 2 * MIB)
+
+
+def test_unused_hugepage_size_is_noted() -> None:
+    """A size that does not count, because huge pages are off, leaves a note."""
+    settings = load({"hugepages": "off"}, {"SGLANG_HUGEPAGE_SIZE": "2MB"})
+    assert any("is not used: hugepages is off" in note for note in settings.notes)
+
+
+# --- host pool allocator
+
+
+def test_host_pool_settings_only_when_switched_on(tmp_path: Path) -> None:
+    """The plug-in's settings need the switch, in the environment or the file, and no store."""
+    on = {"HICACHE_NIXL_HOST_POOL_ALLOCATOR": "1", "HICACHE_NIXL_HUGEPAGES": "required"}
+    settings = load_host_pool_settings(on)
+    assert settings is not None
+    assert settings.hugepages == "required"
+    assert load_host_pool_settings({"HICACHE_NIXL_CAPACTIY": "1"}) is None
+    assert load_host_pool_settings(on | {"HICACHE_NIXL_HOST_POOL_ALLOCATOR": "0"}) is None
+    file = write(tmp_path / "s.toml", "host_pool_allocator = true")
+    assert load_host_pool_settings({"HICACHE_NIXL_CONFIG": str(file)}) is not None
+
+
+def test_host_pool_allocator_too_late_is_noted() -> None:
+    """Switched on in the extra config alone, where the plug-in cannot see it, it leaves a note."""
+    late = {"host_pool_allocator": True}
+    assert any("comes too late" in note for note in load(late).notes)
+    assert load(late, {"HICACHE_NIXL_HOST_POOL_ALLOCATOR": "1"}).notes == ()
+
+
+# --- secrets
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        ({"secret_key": SECRET}, "secret_key"),
+        ({"access_key": SECRET}, "access_key"),
+        ({"secrete_key": SECRET}, "secrete_key"),
+        ({"session_token": SECRET}, "session_token"),
+        ({"password": SECRET}, "password"),
+        ({"aws-secret-access-key": SECRET}, "aws-secret-access-key"),
+        ({"plugin": {"obj": {"active": True, "secret_key": SECRET}}}, "plugin.obj.secret_key"),
+        (
+            {"plugin": {"posix": {"active": True}, "obj": {"secrete_key": SECRET}}},
+            "plugin.obj.secrete_key",
+        ),
+    ],
+)
+def test_credentials_are_refused_by_name(config: dict[str, Any], name: str) -> None:
+    """A credential is refused by its name; its value appears nowhere."""
+    message = refusal({"store": STORE} | LOADER | config)
+    assert f"{name} is a credential" in message
+    assert SECRET not in message
+
+
+def test_credential_in_the_environment_is_refused_by_name() -> None:
+    """A credential under our prefix is refused by its variable's name."""
+    message = refusal({"store": STORE}, {"HICACHE_NIXL_SECRET_KEY": SECRET})
+    assert "HICACHE_NIXL_SECRET_KEY is a credential" in message
+    assert SECRET not in message
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        f"s3://AKIA:{SECRET}@bucket",
+        f"s4://AKIA:{SECRET}@bucket",
+        f"AKIA:{SECRET}@bucket",
+        f"slab://AKIA:{SECRET}@[x/dir",
+        f"s3://bucket?secret_key={SECRET}",
+        f"s4://bucket?secret_key={SECRET}",
+        f"s3://bucket?endpoint=http://AKIA:{SECRET}@minio",
+        f"slab:///dir?token={SECRET}",
+        {"url": "s3://bucket", "secret_key": SECRET},
+    ],
+)
+def test_no_secret_of_a_store_url_is_printed(value: object) -> None:
+    """A store that carries a credential is refused without showing it."""
+    assert SECRET not in refusal({"store": value})
+
+
+REFUSING_KEYS = sorted({*KEYS, "use_uring", "ios_pool_size"} - {"model_revision", "salt"})
+
+
+@pytest.mark.parametrize("key", REFUSING_KEYS)
+@pytest.mark.parametrize(
+    "value",
+    [{"secret_key": SECRET}, f"secret_key={SECRET}", json.dumps({"token": SECRET}), SECRET * 4],
+)
+def test_no_nested_secret_is_printed(key: str, value: Any) -> None:
+    """A credential that lands in the value of another key is not printed with it."""
+    if key == "store" and value == SECRET * 4:
+        value = f"password:{value}"
+    assert SECRET not in refusal({"store": STORE} | {key: value})
+
+
+def test_no_secret_of_a_broken_file_is_printed(tmp_path: Path) -> None:
+    """The message about a file that does not parse quotes nothing from it."""
+    for name in ("s.toml", "s.json", "s.yaml"):
+        file = write(tmp_path / name, f'secret_key: "{SECRET}" = {{"x\n')
+        assert SECRET not in refusal(config_file=file)
+
+
+def test_salt_is_not_shown() -> None:
+    """The salt is in no representation of the settings."""
+    assert SECRET not in repr(load({"salt": SECRET}))
