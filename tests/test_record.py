@@ -232,7 +232,7 @@ def test_the_format_is_pinned() -> None:
     assert block.tobytes() == body + struct.pack("<Q", xxhash.xxh3_64_intdigest(body))
     assert (
         hashlib.sha256(block.tobytes()).hexdigest()
-        == "@@GOLDEN@@"
+        == "ec79b944e097415180a33a2c760199864983103f7d61c9206142a3f28468d138"
     )
     # XXH3-64 of nothing and of three bytes, from the reference implementation
     assert record.payload_hash(b"") == 0x2D06800538D394C2

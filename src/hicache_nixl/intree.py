@@ -136,7 +136,7 @@ def _from_plugin_map(plugins: Mapping[str, object], source: str) -> list[Given]:
     for raw_name, section in plugins.items():
         name = raw_name.lower() if isinstance(raw_name, str) else raw_name
         if name not in PLUGINS:
-            raise unknown_key(raw_name, source, PLUGINS, lambda key: f"plugin.{key}")
+            raise unknown_key(raw_name, source, PLUGINS, prefix="plugin.")
         if name in seen:
             raise SettingsError(f"{source}: plugin.{name} is given twice; keep one")
         seen.add(name)
@@ -169,7 +169,7 @@ def _check_section(plugin: str, section: Mapping[str, object], source: str) -> N
         if isinstance(key, str) and looks_like_credential(key) and value in ("", None):
             continue
         if key not in known:
-            raise unknown_key(key, source, known, lambda name: f"plugin.{plugin}.{name}")
+            raise unknown_key(key, source, known, prefix=f"plugin.{plugin}.")
 
 
 def _from_parameter(plugin: str, name: str, value: object, key: str, source: str) -> list[Given]:

@@ -318,9 +318,8 @@ def _from_environment(environ: Mapping[str, str]) -> list[Given]:
             if value.strip():
                 found.append(Given(key.lower(), value, name, ENVIRONMENT))
         elif not _KUBERNETES.fullmatch(key):
-            raise unknown_key(
-                key, ENVIRONMENT, (*KEYS, "config"), lambda known: PREFIX + known.upper()
-            )
+            known = (*KEYS, "config")
+            raise unknown_key(key, ENVIRONMENT, known, prefix=PREFIX, spell=str.upper)
     return found
 
 
@@ -328,7 +327,7 @@ def _from_mapping(mapping: Mapping[str, object], source: str, notes: list[str]) 
     known = {*KEYS, *intree.FLAT_KEYS}
     for key in mapping:
         if key not in known and key not in intree.SGLANG_KEYS:
-            raise unknown_key(key, source, known)
+            raise unknown_key(key, source, known, listed=KEYS)
     found, more_notes = intree.from_mapping(mapping, source)
     notes += more_notes
     for key, value in mapping.items():
@@ -386,6 +385,5 @@ def _note(given: Given, value: Any) -> str | None:
     if given.setting == "store":
         urls = ", ".join(map(str, value))
         return f"{given.origin} is read as store = {urls}; in-tree cache files there are not read"
-    if given.setting == "hugepage_size":
-        value = format_size(value)
-    return f"{given.origin} is read as {given.setting} = {str(value).lower()}"
+    shown = format_size(value) if given.setting == "hugepage_size" else str(value).lower()
+    return f"{given.origin} is read as {given.setting} = {shown}"

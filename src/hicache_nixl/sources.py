@@ -55,22 +55,31 @@ def nearest(key: str, known: Iterable[str]) -> str | None:
 
 
 def unknown_key(
-    key: object, source: str, known: Iterable[str], spell: Callable[[str], str] = str
+    key: object,
+    source: str,
+    known: Iterable[str],
+    *,
+    listed: Iterable[str] | None = None,
+    prefix: str = "",
+    spell: Callable[[str], str] = str,
 ) -> SettingsError:
-    """The error for a key nobody reads, with the nearest of `known`, or all where none is near.
+    """The error for a key nobody reads: it names the nearest of `known`, or else all `listed`.
 
-    `spell` turns a key into the way it is written in `source`, such as an environment variable.
+    In `source` a key is written as `prefix` + `spell(key)`. `listed` is by default `known`.
     """
     if not isinstance(key, str):
         return SettingsError(f"{source}: a key is a {type(key).__name__}; keys are texts")
-    shown = spell(key) if key.isprintable() and len(key) <= 80 else f"of {len(key)} characters"
+    shown = prefix + key if key.isprintable() and len(key) <= 80 else f"of {len(key)} characters"
     if looks_like_credential(key):
         return SettingsError(
             f"{source}: {shown} is a credential, and a slab store takes none; remove it"
         )
     names = sorted(known)
     guess = nearest(key, names)
-    advice = f"did you mean {spell(guess)}?" if guess else f"known are {', '.join(names)}"
+    if guess:
+        advice = f"did you mean {prefix}{spell(guess)}?"
+    else:
+        advice = f"known are {', '.join(map(spell, names if listed is None else listed))}"
     return SettingsError(f"{source}: unknown key {shown}; {advice}")
 
 
