@@ -17,7 +17,7 @@ from bench.plan import BenchError
 from bench.pools import HostPages
 
 _DEADLINE = 120.0
-_POLL = 5e-6  # NIXL goes on only when asked: small segments want short sleeps
+_POLL = 5e-6  # short: a ceiling should not be one of sleeping
 
 
 class BareNixl:

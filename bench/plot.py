@@ -43,6 +43,8 @@ def write_plot(file: Path, rows: Sequence[Row], title: str) -> None:
             panel.set_title(f"{operation}, {layout}", fontsize=9)
             if column == 0:
                 panel.set_ylabel("GB/s")
+        highest = max(v for row in shown if row.operation == operation for v in row.values.values())
+        axes[line][0].set_ylim(0, 1.06 * highest)
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="lower center", ncols=len(labels), frameon=False)
     figure.suptitle(title, fontsize=10)
@@ -80,4 +82,3 @@ def _panel(panel: Axes, rows: Sequence[Row]) -> None:
             )  # fmt: skip
     panel.set_xticks(range(len(rows)), [format_size(row.page) for row in rows], fontsize=8)
     panel.spines[["top", "right"]].set_visible(False)
-    panel.set_ylim(bottom=0)

@@ -3,8 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-import pools  # noqa: F401 - before sglang: it makes torchvision importable
-from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
+from pools import HiCacheStorageConfig
 
 
 def config(directory: Path, **changes: Any) -> HiCacheStorageConfig:

@@ -152,7 +152,7 @@ def fake_engine(
 ) -> Iterator[tuple[TransferEngine, FakeAgent]]:
     """A real engine over a `FakeAgent`; at the end all transfers are let go and must end."""
     agent = FakeAgent(files, fates)
-    with mock.patch("nixl._api.nixl_agent", lambda name, config: agent):
+    with mock.patch("nixl._api.nixl_agent", return_value=agent):
         engine = TransferEngine("POSIX", {})
     try:
         yield engine, agent

@@ -29,6 +29,10 @@ from sglang.srt.mem_cache.device_pool_info import (  # noqa: E402
     MHABufferInfo,
     MLABufferInfo,
 )
+from sglang.srt.mem_cache.hicache_storage import (  # noqa: E402, F401 - for whoever imports this
+    HiCacheStorageConfig,
+    HiCacheStorageExtraInfo,
+)
 from sglang.srt.mem_cache.pool_host.base import host_memory_budget_scope  # noqa: E402
 from sglang.srt.mem_cache.pool_host.mha import get_mha_host_pool_cls  # noqa: E402
 from sglang.srt.mem_cache.pool_host.mla import MLAHostAllocation, MLATokenToKVPoolHost  # noqa: E402

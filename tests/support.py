@@ -4,6 +4,7 @@ Everything is seeded and cleans up after itself: the pools are plain memory, `en
 `make_mover` are context managers.
 """
 
+import contextlib
 import mmap
 import os
 from collections.abc import Iterator
@@ -34,6 +35,15 @@ def aligned_array(nbytes: int) -> Bytes:
 
 def address_of(array: Bytes) -> int:
     return int(array.ctypes.data)
+
+
+def open_file(path: Path, *, direct_io: bool = True) -> int:
+    """A descriptor of a file, which is made; with O_DIRECT if wanted and the file system has it."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+    if direct_io:
+        with contextlib.suppress(OSError):
+            return os.open(path, flags | os.O_DIRECT, 0o600)
+    return os.open(path, flags, 0o600)
 
 
 @dataclass(frozen=True)
@@ -132,8 +142,7 @@ class Rig:
 
     def open_file(self, path: Path, nbytes: int) -> int:
         """A preallocated file that both engines may touch, open as the mover expects."""
-        flags = os.O_RDWR | os.O_CREAT | (os.O_DIRECT if self.direct_io else 0)
-        descriptor = os.open(path, flags, 0o600)
+        descriptor = open_file(path, direct_io=self.direct_io)
         self._cleanup.callback(os.close, descriptor)
         os.posix_fallocate(descriptor, 0, nbytes)
         for engine in (self.reader, self.writer):

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-import pools  # before sglang: it makes torchvision importable
+import pools
 from connectors import config, keys
-from sglang.srt.mem_cache.hicache_storage import HiCacheStorageExtraInfo
-
 from hicache_nixl import HiCacheNixlConnector
 from hicache_nixl.errors import HiCacheNixlError, RegistrationError, SettingsError, StoreError
+from pools import HiCacheStorageExtraInfo
 
 LAYOUTS = ("layer_first", "page_first", "page_first_direct", "page_head")
 PAGES = 16
@@ -91,7 +90,8 @@ def test_pages_move_to_the_places_asked_for(connect: Any) -> None:
     connector.batch_set_v1(keys(PAGES), all_indices(pool))
     pools.fill(pool, 9)
     before = page_bytes(pool)
-    assert connector.batch_get_v1(keys(2), pools.token_indices([7, 3], pool.page_size)) == [True] * 2
+    places = pools.token_indices([7, 3], pool.page_size)
+    assert connector.batch_get_v1(keys(2), places) == [True] * 2
     after = page_bytes(pool)
     assert after[7] == wanted[0]
     assert after[3] == wanted[1]
@@ -114,7 +114,7 @@ def test_big_segments_move_in_place(connect: Any, caplog: pytest.LogCaptureFixtu
 
 
 def test_odd_page_size(connect: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """Pages of 3 × 1300 bytes, no multiple of 4 KiB, round-trip with O_DIRECT through staging."""
+    """Pages of 3 x 1300 bytes, no multiple of 4 KiB, round-trip with O_DIRECT through staging."""
     caplog.set_level(logging.INFO)
     pool = mha(page_size=1, layers=3, heads=1, head_dim=325, dtype=torch.float16)
     assert sum(map(len, page_bytes(pool, 1))) == 3 * 1300

@@ -1,6 +1,7 @@
 """The record format: what a reader notices, and that the bytes do not change by accident."""
 
 import hashlib
+import itertools
 import struct
 
 import numpy as np
@@ -190,7 +191,7 @@ def test_a_checksum_does_not_depend_on_how_the_payload_is_cut(
 ) -> None:
     """Segments one after the other have the checksum of the whole."""
     edges = [0, *sorted(min(cut, len(payload)) for cut in cuts), len(payload)]
-    segments = [memoryview(payload)[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    segments = [memoryview(payload)[a:b] for a, b in itertools.pairwise(edges)]
     assert record.payload_hash_of(segments) == record.payload_hash(payload)
 
 

@@ -21,7 +21,7 @@ def settings(directory: Path, **changes: Any) -> Settings:
 
 
 def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def test_assembled_tier_works_and_releases_everything(tmp_path: Path) -> None:
@@ -54,9 +54,7 @@ def test_queue_can_be_chosen(tmp_path: Path, queue: str) -> None:
     assert choice.queue == queue or any("io_uring" in note for note in choice.notes)
 
 
-def test_refused_uring_falls_back_to_aio(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refused_uring_falls_back_to_aio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where io_uring fails, AIO serves, with one note that says why."""
     real = startup._try
 

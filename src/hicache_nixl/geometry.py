@@ -18,9 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hicache_nixl.errors import RegistrationError
-from hicache_nixl.record import ALIGNMENT
 from hicache_nixl.host_pools import BYTE_ORDERS, read_pool
-
+from hicache_nixl.record import ALIGNMENT
 
 # From this many bytes a segment is copied page by page: a fancy-indexed copy makes a temporary
 # of all pages at once, which is faster only while the segments are small.

@@ -281,7 +281,7 @@ class _Call(ABC):
                 return
             self.mover.counters.add(retried_pages=1)
             single = self._start(np.array([row]), lease)
-            self.outcomes[row] = self._end(single)
+            self.outcomes[single.rows] = self._end(single)
 
 
 class _WriteCall(_Call):

@@ -159,8 +159,14 @@ class TransferEngine:
     # -- registrations ------------------------------------------------------------------------
 
     def register_memory(self, address: int, nbytes: int) -> Registration:
-        """Let transfers touch `nbytes` of host memory at `address`."""
-        with self._lock, _as_transfer_error(f"{nbytes} bytes of memory cannot be registered"):
+        """Let transfers touch `nbytes` of host memory at `address`.
+
+        TransferError if some of it is registered already: NIXL would find neither.
+        """
+        what = f"memory {address:#x}+{nbytes}"
+        with self._lock, _as_transfer_error(f"{what} cannot be registered"):
+            if any(address < end and start < address + nbytes for start, end in self._memory):
+                raise TransferError(f"{what} overlaps memory that is registered already")
             descriptors = self._agent.get_reg_descs([(address, nbytes, 0, "")], "DRAM")
             handle = self._agent.register_memory(descriptors, backends=[self.plugin])
             self._memory = sorted([*self._memory, (address, address + nbytes)])
@@ -253,12 +259,10 @@ class TransferEngine:
     def _check_registered(self, memory: Descriptors, file: Descriptors) -> None:
         if memory.shape != file.shape or (memory[:, 1] != file[:, 1]).any():
             raise TransferError("memory and file extents differ in number or length")
-        # A region that begins at or before an address holds it if the furthest of their ends does.
         starts = np.array([start for start, _ in self._memory], np.uint64)
-        ends = np.maximum.accumulate(np.array([end for _, end in self._memory], np.uint64))
+        ends = np.array([0, *(end for _, end in self._memory)], np.uint64)
         address, nbytes = memory[:, 0], memory[:, 1]
-        before = np.searchsorted(starts, address, side="right")
-        limits = np.concatenate([np.zeros(1, np.uint64), ends])[before]
+        limits = ends[np.searchsorted(starts, address, side="right")]
         outside = (address > limits) | (nbytes > limits - address)
         if outside.any():
             first = int(outside.argmax())

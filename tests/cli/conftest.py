@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-import pools
 import pytest
-from connectors import config, keys
 
+import pools
+from connectors import config, keys
 from hicache_nixl import HiCacheNixlConnector
 
 PAGES = {"org/one": 8, "org/other": 4}

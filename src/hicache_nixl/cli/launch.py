@@ -24,7 +24,7 @@ def launch(
     settings: SetOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Print the flags that make `python -m sglang.launch_server` keep its KV cache in this store."""
+    """Print the flags that make SGLang's server keep its KV cache in this store."""
     with errors_as_one_line():
         from_file = {} if config is None else read_settings_file(config)
         args = launch_args(from_file | given(store, settings))
