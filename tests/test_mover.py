@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,12 +18,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fake_nixl import FakeAgent, Fate, fake_engine
-from hicache_nixl import mover as mover_module
 from hicache_nixl import record
 from hicache_nixl.batch import Batch, Extents, Outcome, WriteStamp
 from hicache_nixl.errors import RegistrationError
 from hicache_nixl.memory import allocate
-from hicache_nixl.mover import RecordMover
+from hicache_nixl.mover import MoverCounters, RecordMover
 from hicache_nixl.placement import IN_PLACE_SEGMENT_BYTES
 from hicache_nixl.record import ALIGNMENT, TRAILER_BYTES
 from hicache_nixl.staging import StagingArena
@@ -639,12 +639,17 @@ def test_threads_with_little_staging_never_block_each_other(
 
 def test_counters_lose_nothing_between_threads() -> None:
     """Threads that count at once are all counted."""
-    counters = mover_module.MoverCounters()
+    counters = MoverCounters()
 
     def count(_: int) -> None:
         for _ in range(2000):
             counters.add(read_bytes=1, foreign_pages=2)
 
-    with ThreadPoolExecutor(8) as executor:
-        list(executor.map(count, range(8)))
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as executor:
+            list(executor.map(count, range(8)))
+    finally:
+        sys.setswitchinterval(interval)
     assert (counters.read_bytes, counters.foreign_pages) == (16_000, 32_000)

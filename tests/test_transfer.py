@@ -513,18 +513,35 @@ def test_a_drained_engine_takes_no_more_transfers(bench: Bench) -> None:
         bench.engine.post("READ", rows(bench.at(0)), rows(bench.on(0)))
 
 
-def test_closing_waits_for_nobody_and_releases_nothing_that_is_in_flight(stall: Stall) -> None:
-    """With a transfer in flight, late or not, `drain` says so after its time and `close` keeps the
-    agent, so that the transfer can still end."""
-    abandoned, own = stall.post(0), stall.post(1)
+@pytest.mark.parametrize("late", [False, True])
+def test_closing_releases_nothing_that_is_in_flight(stall: Stall, late: bool) -> None:
+    """With a transfer in flight, abandoned or not, `drain` says so after its time and `close` keeps
+    the agent, so that the transfer can still end."""
+    transfer = stall.post()
     ended = threading.Event()
-    abandoned.abandon(ended.set)
+    if late:
+        transfer.abandon(ended.set)
     start = time.monotonic()
     assert not stall.engine.drain(wait_s=0.05)
-    assert time.monotonic() - start < 5
+    assert 0.05 <= time.monotonic() - start < 5
     stall.engine.close()
     stall.feed(4)
+    if late:
+        assert ended.wait(30)
+    else:
+        transfer.wait(soon())
+    assert (stall.memory[:ALIGNMENT] == 4).all()
+    assert stall.engine.drain(wait_s=30)
+
+
+def test_a_transfer_that_ends_does_not_count_for_another(stall: Stall) -> None:
+    """An engine is idle when the last of its transfers has ended."""
+    first, second = stall.post(0), stall.post(1)
     stall.feed(4)
-    own.wait(soon())
-    assert ended.wait(30)
-    assert (stall.memory[: 2 * ALIGNMENT] == 4).all()
+    while not (first.poll() or second.poll()):
+        time.sleep(0.001)
+    assert not stall.engine.drain(wait_s=0)
+    stall.feed(4)
+    first.wait(soon())
+    second.wait(soon())
+    assert stall.engine.drain(wait_s=0)

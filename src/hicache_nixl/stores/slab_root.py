@@ -13,26 +13,25 @@ import fcntl
 import json
 import logging
 import os
+import re
 import secrets
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from hicache_nixl import record
-from hicache_nixl.errors import StoreError, StoreFormatError
+from hicache_nixl.errors import HiCacheNixlError, StoreError, StoreFormatError
 from hicache_nixl.identity import Namespace, namespace_from_manifest
+from hicache_nixl.stores.slab_database import IndexLostError, lost_mark
 from hicache_nixl.stores.slab_index import SlabIndex
-from hicache_nixl.stores.slab_segments import SegmentFile, find_segments, restore_length
+from hicache_nixl.stores.slab_rebuild import rebuild
+from hicache_nixl.stores.slab_segments import find_segments, remove, restore_length
 
 logger = logging.getLogger(__name__)
 
 FORMAT = 1
-_SCAN_THREADS = 8
-_SCAN_CHUNK = 256
+_WRITER_NAME = re.compile(r"[0-9a-f]{32}", re.ASCII)
+_LOCK_POLL_S = 0.005
 
 
 class SlabRoot:
@@ -44,269 +43,316 @@ class SlabRoot:
         self.writer = secrets.token_bytes(16)
         self._writer_file: int | None = None
 
+    # -- directories --------------------------------------------------------------------------
+
     def prepare(self) -> None:
         """Create the directories, or check that they are this store's and of a known format."""
         for directory in self.directories:
-            if not directory.parent.is_dir():
-                raise StoreError(
-                    f"{directory} cannot hold a store: {directory.parent} does not exist; mount "
-                    "or create it"
-                )
-            try:
-                directory.mkdir(exist_ok=True)
-            except OSError as error:
-                raise StoreError(f"{directory} cannot hold a store: {error.strerror}") from error
-            if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
-                raise StoreError(
-                    f"{directory} cannot hold a store: not writable for uid {os.getuid()}"
-                )
-        (self.first / "writers").mkdir(exist_ok=True)
-        (self.first / "namespaces").mkdir(exist_ok=True)
+            _make_directory(directory)
+        if len({directory.resolve() for directory in self.directories}) < len(self.directories):
+            raise StoreError(
+                f"{', '.join(map(str, self.directories))}: a directory is named twice; "
+                "name each once"
+            )
+        with _as_store_error(self.first):
+            (self.first / "writers").mkdir(exist_ok=True)
+            (self.first / "namespaces").mkdir(exist_ok=True)
         with self.locked():
-            described = [_read_description(directory) for directory in self.directories]
-            stores = {d["store"] for d in described if d is not None}
-            store = stores.pop() if stores else secrets.token_hex(16)
-            if stores:
+            self._describe()
+
+    def _describe(self) -> None:
+        """See that each directory says which one it is, of which store."""
+        described = [_read_description(directory) for directory in self.directories]
+        stores = {found["store"] for found in described if found is not None}
+        if len(stores) > 1:
+            raise StoreError(
+                f"{', '.join(map(str, self.directories))} belong to different stores; "
+                "name the directories of one store, or empty ones"
+            )
+        store = stores.pop() if stores else secrets.token_hex(16)
+        # Until there is an index, the store was never opened: a crash while it was made.
+        unfinished = not (self.first / "index.sqlite").exists()
+        for number, (directory, found) in enumerate(zip(self.directories, described, strict=True)):
+            wanted = {
+                "format": FORMAT,
+                "store": store,
+                "directory": number,
+                "directories": len(self.directories),
+            }
+            if found is None:
+                if any(described) and not unfinished:
+                    raise StoreError(
+                        f"{directory} is not part of the store that the other directories belong "
+                        "to; name the same directories as when it was made"
+                    )
+                _write_json(directory / "store.json", wanted)
+            elif found != wanted:
                 raise StoreError(
-                    f"{', '.join(map(str, self.directories))} belong to different stores; "
-                    "name the directories of one store, or empty ones"
+                    f"{directory} is directory {found['directory']} of {found['directories']} of "
+                    "its store; name the same directories in the same order as when it was made"
                 )
-            for number, (directory, found) in enumerate(
-                zip(self.directories, described, strict=True)
-            ):
-                wanted = {
-                    "format": FORMAT,
-                    "store": store,
-                    "directory": number,
-                    "directories": len(self.directories),
-                }
-                if found is None and any(d is not None for d in described):
-                    raise StoreError(
-                        f"{directory} is not part of the store that the other directories "
-                        "belong to; name the same directories as when it was made"
-                    )
-                if found is not None and found != wanted:
-                    raise StoreError(
-                        f"{directory} is directory {found['directory']} of "
-                        f"{found['directories']} of its store; name the same directories in the "
-                        "same order as when it was made"
-                    )
-                if found is None:
-                    _write_json(directory / "store.json", wanted)
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Be the only process that opens, grows or shrinks this store. Blocks."""
-        descriptor = os.open(self.first / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    def locked(self, deadline: float | None = None) -> Iterator[None]:
+        """Be the only one that opens, grows or shrinks this store.
+
+        Blocks; with a `deadline` (`time.monotonic`) at most until then, StoreError after it.
+        """
+        path = self.first / "lock"
+        with _as_store_error(path):
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if deadline is None:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            while deadline is not None and not _try_lock(descriptor):
+                if time.monotonic() >= deadline:
+                    raise StoreError(f"{path} is held by another process that opens or grows it")
+                time.sleep(_LOCK_POLL_S)
             yield
         finally:
             os.close(descriptor)
 
     # -- writers ------------------------------------------------------------------------------
 
-    def sign_in(self) -> None:
-        """Be known as alive, until `sign_out` or the end of the process."""
+    def _sign_in(self) -> None:
+        """Be known as alive, until `sign_out` or the end of the process. The lock is held, or
+        somebody who reaps could come between creating the file and locking it."""
         path = self.first / "writers" / self.writer.hex()
-        self._writer_file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._writer_file, fcntl.LOCK_EX)
+        with _as_store_error(path):
+            self._writer_file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._writer_file, fcntl.LOCK_EX)
 
     def sign_out(self) -> None:
-        """The opposite of `sign_in`. Idempotent."""
+        """End being a writer, which frees what it still claims. Idempotent."""
         descriptor, self._writer_file = self._writer_file, None
         if descriptor is not None:
             (self.first / "writers" / self.writer.hex()).unlink(missing_ok=True)
             os.close(descriptor)
 
-    def reap_dead_writers(self, index: SlabIndex) -> int:
-        """Free the slots that dead writers had claimed; how many."""
-        freed = 0
-        for writer in index.claiming_writers():
-            if not self._is_alive(writer):
-                freed += index.end_claims(writer)
-        for path in (self.first / "writers").iterdir():
-            if not self._is_alive(bytes.fromhex(path.name)):
-                path.unlink(missing_ok=True)
-        return freed
+    def _reap(self, index: SlabIndex) -> None:
+        """Free the slots that dead writers had claimed."""
+        alive = self._writers()
+        for writer in index.claiming_writers() - alive:
+            freed = index.end_claims(writer)
+            logger.info("freed %d slots that a writer left behind", freed)
 
-    def _is_alive(self, writer: bytes) -> bool:
-        if writer == self.writer:
-            return True
-        try:
-            descriptor = os.open(self.first / "writers" / writer.hex(), os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return False
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(descriptor)
-        return False
+    def _writers(self) -> set[bytes]:
+        """Who is alive; the files of the dead are removed."""
+        alive = set()
+        for path in (self.first / "writers").iterdir():
+            if _WRITER_NAME.fullmatch(path.name):
+                if path.name == self.writer.hex() or _is_locked(path):
+                    alive.add(bytes.fromhex(path.name))
+                else:
+                    path.unlink(missing_ok=True)
+        return alive
 
     # -- namespaces ---------------------------------------------------------------------------
 
     def note_namespace(self, namespace: Namespace) -> None:
         """Keep the manifest where people, and a scan without an index, find it."""
-        path = self.first / "namespaces" / f"{namespace.digest.hex()}.json"
-        if not path.exists():
-            _write_json(path, {"manifest": namespace.manifest, "cleared_at": 0})
+        with self.locked():
+            if _read_note(self._note(namespace.digest)) is None:
+                self._write_note(namespace, 0)
 
-    def note_clear(self, digest: bytes, tick: int) -> None:
+    def note_clear(self, namespace: Namespace, tick: int) -> None:
         """Keep pages that were cleared from coming back when the index is rebuilt."""
-        path = self.first / "namespaces" / f"{digest.hex()}.json"
-        _write_json(path, json.loads(path.read_text()) | {"cleared_at": tick})
+        with self.locked():
+            self._write_note(namespace, tick)
 
-    def _noted_namespaces(self) -> list[tuple[Namespace, int]]:
-        noted = []
-        for path in sorted((self.first / "namespaces").glob("*.json")):
-            content = json.loads(path.read_text())
-            noted.append((namespace_from_manifest(content["manifest"]), content["cleared_at"]))
-        return noted
+    def _note(self, digest: bytes) -> Path:
+        return self.first / "namespaces" / f"{digest.hex()}.json"
+
+    def _write_note(self, namespace: Namespace, cleared_at: int) -> None:
+        content = {"manifest": namespace.manifest, "cleared_at": cleared_at}
+        _write_json(self._note(namespace.digest), content)
+
+    def _noted_namespaces(self) -> dict[bytes, tuple[Namespace, int]]:
+        notes = (_read_note(path) for path in sorted((self.first / "namespaces").glob("*.json")))
+        return {note[0].digest: note for note in notes if note is not None}
 
     # -- opening ------------------------------------------------------------------------------
 
     def open_index(self, *, busy_timeout_s: float) -> SlabIndex:
-        """The index, in agreement with the segment files; made anew from them if it is lost."""
+        """The index, in agreement with the segment files; made anew from them if it is lost.
+
+        Signs in as a writer. Raises StoreError.
+        """
         path = self.first / "index.sqlite"
-        with self.locked():
-            fresh = not path.exists()
+        with self.locked(), _as_store_error(self.first):
+            others = self._writers()
+            self._sign_in()
             index = None
-            if not fresh:
+            try:
                 try:
+                    if lost_mark(path).exists():
+                        raise IndexLostError(f"the index {path} was found damaged")
                     index = SlabIndex(path, busy_timeout_s=busy_timeout_s)
-                    index.segments()
-                except StoreError as error:
-                    aside = path.with_name(f"index.sqlite.broken-{time.time_ns()}")
-                    logger.warning("%s; moved to %s, making a new one", error, aside.name)
+                    self._reap(index)
+                    self._agree(index)
+                except IndexLostError as error:
                     if index is not None:
                         index.close()
-                    _move_aside(path, aside)
-                    index = None
-            if index is None:
-                index = SlabIndex(path, busy_timeout_s=busy_timeout_s)
-                self._rebuild(index)
-            else:
-                self.reap_dead_writers(index)
-                self._agree(index)
+                    if others:
+                        raise StoreError(
+                            f"{error}, and {len(others)} other users of {self.first} are running; "
+                            "stop them, then start again"
+                        ) from error
+                    self._make_anew(path, busy_timeout_s, str(error))
+                    index = SlabIndex(path, busy_timeout_s=busy_timeout_s)
+                    self._agree(index)
+            except BaseException:
+                if index is not None:
+                    index.close()
+                self.sign_out()
+                raise
         return index
+
+    def _make_anew(self, path: Path, busy_timeout_s: float, why: str) -> None:
+        """Build an index beside the place of the lost one, then put it there."""
+        if path.exists():
+            broken = path.with_name(path.name + ".broken")
+            logger.warning("%s; it is kept as %s", why, broken.name)
+            path.rename(broken)
+        draft = path.with_name(path.name + ".new")
+        for stale in (path, draft):  # a journal must not be taken for that of the new index
+            for suffix in ("", "-wal", "-shm"):
+                stale.with_name(stale.name + suffix).unlink(missing_ok=True)
+        index = SlabIndex(draft, busy_timeout_s=busy_timeout_s, create=True)
+        try:
+            rebuild(index, self.directories, self._noted_namespaces())
+        finally:
+            index.close()  # which leaves no journal behind
+        draft.rename(path)
+        lost_mark(path).unlink(missing_ok=True)
 
     def _agree(self, index: SlabIndex) -> None:
         """Bring index and files together after a crash or after somebody's hands."""
-        known = {segment.id: segment for segment in index.segments()}
-        there = {segment.id: segment for segment in find_segments(self.directories)}
-        for id_, segment in known.items():
-            found = there.get(id_)
-            if found is None or found.path([Path()] * 99) != segment.path([Path()] * 99):
+        there = {(s.id, s.directory, s.record_bytes): s for s in find_segments(self.directories)}
+        for segment in index.segments():
+            path = segment.path(self.directories)
+            found = there.pop((segment.id, segment.directory, segment.record_bytes), None)
+            if found is None:
                 lost = index.drop_segment(segment)
-                logger.warning(
-                    "%s is gone; forgot its %s pages", segment.path(self.directories), lost
-                )
+                logger.warning("%s is gone; forgot its %s pages", path, lost)
             elif found.slots < segment.slots:
                 lost = index.forget_slots_from(segment, found.slots)
-                missing = restore_length(self.directories, segment)
+                try:
+                    missing = restore_length(self.directories, segment)
+                except OSError as error:
+                    logger.warning("%s is cut short and cannot grow: %s", path, error.strerror)
+                    if index.drop_segment(segment) is not None:
+                        remove(self.directories, segment)
+                    continue
                 logger.warning(
                     "%s was %d bytes short; forgot %d pages and restored its length",
-                    segment.path(self.directories),
+                    path,
                     missing,
                     lost,
                 )
-        for id_ in there.keys() - known.keys():
-            there[id_].path(self.directories).unlink()
+        for unknown in there.values():
+            remove(self.directories, unknown)
 
-    def _rebuild(self, index: SlabIndex) -> None:
-        segments = [s for s in find_segments(self.directories) if s.slots > 0]
-        if not segments:
-            return
-        start = time.monotonic()
-        numbers: dict[bytes, tuple[int, int]] = {}
-        for namespace, cleared_at in self._noted_namespaces():
-            numbers[namespace.digest] = (index.add_namespace(namespace), cleared_at)
-        best: dict[tuple[int, bytes], tuple[int, int, int, int, int]] = {}
-        for segment in segments:
-            for slot, trailer in self._scan(segment):
-                number, cleared_at = numbers.get(trailer.namespace, (None, 0))
-                if number is None or trailer.generation <= cleared_at:
-                    continue
-                found = (trailer.generation, segment.id, slot, segment.record_bytes, trailer.depth)
-                best[(number, trailer.key)] = max(best.get((number, trailer.key), found), found)
-        used: dict[int, set[int]] = {segment.id: set() for segment in segments}
-        rows = []
-        for (number, key), (generation, id_, slot, size, depth) in best.items():
-            used[id_].add(slot)
-            rows.append((number, key, id_, slot, generation, size, generation, depth))
-        for segment in segments:
-            index.add_segment(segment, set(range(segment.slots)) - used[segment.id])
-        index.restore_pages(rows)
-        logger.warning(
-            "made a new index of %d pages from %d segments in %.1f s",
-            len(rows),
-            len(segments),
-            time.monotonic() - start,
+
+def _make_directory(directory: Path) -> None:
+    if not directory.parent.is_dir():
+        raise StoreError(
+            f"{directory} cannot hold a store: {directory.parent} does not exist; mount or create "
+            "it"
         )
-
-    def _scan(self, segment: SegmentFile) -> Iterator[tuple[int, record.Trailer]]:
-        """The intact trailers of one segment, by slot. Page cache is used: blocks are few."""
-        offset = segment.record_bytes - record.TRAILER_BYTES
-        descriptor = os.open(segment.path(self.directories), os.O_RDONLY | os.O_CLOEXEC)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-
-        def read(slots: range) -> list[tuple[int, record.Trailer]]:
-            found = []
-            for slot in slots:
-                block = os.pread(
-                    descriptor, record.TRAILER_BYTES, slot * segment.record_bytes + offset
-                )
-                if len(block) < record.TRAILER_BYTES or not block.startswith(record.MAGIC):
-                    continue
-                trailer = record.parse_trailer(np.frombuffer(block, np.uint8))
-                if trailer and record.record_bytes(trailer.payload_bytes) == segment.record_bytes:
-                    found.append((slot, trailer))
-            return found
-
-        chunks = [
-            range(start, min(start + _SCAN_CHUNK, segment.slots))
-            for start in range(0, segment.slots, _SCAN_CHUNK)
-        ]
-        try:
-            with ThreadPoolExecutor(_SCAN_THREADS) as pool:
-                for found in pool.map(read, chunks):
-                    yield from found
-        finally:
-            os.close(descriptor)
+    with _as_store_error(directory), contextlib.suppress(FileExistsError):
+        directory.mkdir()
+    if not directory.is_dir():
+        raise StoreError(f"{directory} cannot hold a store: it is no directory; name another")
+    if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
+        raise StoreError(
+            f"{directory} cannot hold a store: not writable for uid {os.getuid()}; "
+            "change its owner or mount it writable"
+        )
 
 
 def _read_description(directory: Path) -> dict[str, Any] | None:
     path = directory / "store.json"
     try:
         content = json.loads(path.read_text())
-        known = {"format", "store", "directory", "directories"} <= content.keys()
     except FileNotFoundError:
         return None
-    except (ValueError, AttributeError) as error:
-        raise StoreError(f"{path} is not a store description; restore it or remove it") from error
-    if not known or not isinstance(content["format"], int):
-        raise StoreError(f"{path} is not a store description; restore it or remove it")
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError:
+        content = None
+    if (
+        not isinstance(content, dict)
+        or not {"format", "store", "directory", "directories"} <= content.keys()
+        or not isinstance(content["format"], int)
+    ):
+        raise StoreError(f"{path} is not a store description; restore it or use another directory")
     if content["format"] > FORMAT:
         raise StoreFormatError(
             f"{directory} holds a store of format {content['format']}, this version reads up to "
             f"{FORMAT}; upgrade hicache-nixl or use another directory"
         )
-    return dict(content)
+    return content
+
+
+def _read_note(path: Path) -> tuple[Namespace, int] | None:
+    """A namespace and when it was cleared; None if the file is not there or is not whole."""
+    try:
+        content = json.loads(path.read_text())
+        return namespace_from_manifest(content["manifest"]), int(content["cleared_at"])
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, HiCacheNixlError) as error:
+        logger.warning("%s cannot be used: %s", path, error)
+        return None
 
 
 def _write_json(path: Path, content: object) -> None:
-    """Write whole or not at all."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    with draft.open("w") as file:
-        json.dump(content, file, indent=1, sort_keys=True)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.rename(path)
+    """Write whole or not at all, to last through a power loss."""
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    with _as_store_error(path):
+        try:
+            with draft.open("w") as file:
+                json.dump(content, file, indent=1, sort_keys=True)
+                file.flush()
+                os.fsync(file.fileno())
+            draft.rename(path)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
+        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
 
 
-def _move_aside(path: Path, aside: Path) -> None:
-    path.rename(aside)
-    for suffix in ("-wal", "-shm"):
-        path.with_name(path.name + suffix).unlink(missing_ok=True)
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        return not _try_lock(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _as_store_error(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except HiCacheNixlError:
+        raise
+    except OSError as error:
+        raise StoreError(
+            f"{error.filename or path} cannot be used for a store: {error.strerror or error}"
+        ) from error

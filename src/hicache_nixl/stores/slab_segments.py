@@ -9,6 +9,7 @@ opening, preallocating, registering and closing them; which slot holds what, it 
 import contextlib
 import errno
 import logging
+import mmap
 import os
 import re
 import threading
@@ -25,7 +26,7 @@ from hicache_nixl.transfer import Registration, TransferEngine
 
 logger = logging.getLogger(__name__)
 
-_NAME = re.compile(r"segment-(\d{8})-(\d+)\.slab")
+_NAME = re.compile(r"segment-(\d{8,})-([1-9]\d*)\.slab", re.ASCII)
 _NO_DIRECT_IO = (errno.EINVAL, errno.EOPNOTSUPP)
 
 
@@ -73,13 +74,24 @@ def preallocate(directories: Sequence[Path], segment: SegmentFile) -> None:
         os.close(descriptor)
 
 
+def remove(directories: Sequence[Path], segment: SegmentFile) -> None:
+    """Delete the file of a segment. Its blocks are free at once, whoever still has it open."""
+    path = segment.path(directories)
+    with contextlib.suppress(FileNotFoundError):
+        os.truncate(path, 0)
+        path.unlink()
+
+
 def restore_length(directories: Sequence[Path], segment: SegmentFile) -> int:
     """Bytes that were missing at the end of a segment file, which are allocated again."""
     path = segment.path(directories)
     missing = segment.nbytes - path.stat().st_size
     if missing > 0:
-        with path.open("r+b") as file:
-            os.posix_fallocate(file.fileno(), 0, segment.nbytes)
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            os.posix_fallocate(descriptor, 0, segment.nbytes)
+        finally:
+            os.close(descriptor)
     return max(0, missing)
 
 
@@ -97,8 +109,6 @@ def direct_io_refused(directory: Path) -> str | None:
             f"{os.getuid()}"
         ) from error
     try:
-        import mmap
-
         with mmap.mmap(-1, 4096) as block:
             os.pwritev(descriptor, [block], 0)
             os.preadv(descriptor, [block], 0)
@@ -123,25 +133,31 @@ class SegmentTable:
     """The segment files that are open in this process, each registered once with each engine.
 
     Safe for threads. A file that was dropped is closed when its last user is done.
+
+    Args:
+        describe: the segment of an id, None if there is none (any more).
     """
 
     def __init__(
-        self, directories: Sequence[Path], engines: Sequence[TransferEngine], direct_io: bool
+        self,
+        directories: Sequence[Path],
+        engines: Sequence[TransferEngine],
+        direct_io: bool,
+        describe: Callable[[int], SegmentFile | None],
     ) -> None:
         self._directories = directories
         self._engines = engines
+        self._describe = describe
         self._flags = os.O_RDWR | os.O_CLOEXEC | (os.O_DIRECT if direct_io else 0)
         self._lock = threading.Lock()
         self._open: dict[int, _OpenSegment] = {}
+        self._missing: dict[int, SegmentFile] = {}
 
     @contextlib.contextmanager
     def extents(
-        self,
-        segments: npt.NDArray[np.int64],
-        slots: npt.NDArray[np.int64],
-        describe: Callable[[int], SegmentFile | None],
-    ) -> Iterator[tuple[Extents, npt.NDArray[np.bool_]]]:
-        """Extents of slots, and which of them can be used (their file is there and open).
+        self, segments: npt.NDArray[np.int64], slots: npt.NDArray[np.int64]
+    ) -> Iterator[tuple[Extents, npt.NDArray[np.int64]]]:
+        """Extents of those slots whose file is there and open, and which rows these are.
 
         The files stay open until the block ends; transfers that outlive it must hold `keep_open`.
         """
@@ -151,15 +167,16 @@ class SegmentTable:
         held: list[_OpenSegment] = []
         try:
             for id_ in np.unique(segments):
-                opened = self._acquire(int(id_), describe)
+                opened = self._acquire(int(id_))
                 if opened is None:
                     continue
                 held.append(opened)
-                rows = segments == id_
-                files[rows] = opened.descriptor
-                offsets[rows] = slots[rows] * opened.segment.record_bytes
-                usable |= rows
-            yield Extents(files, offsets), usable
+                here = segments == id_
+                files[here] = opened.descriptor
+                offsets[here] = slots[here] * opened.segment.record_bytes
+                usable |= here
+            rows = np.flatnonzero(usable)
+            yield Extents(files[rows], offsets[rows]), rows
         finally:
             for opened in held:
                 self._release(opened)
@@ -191,17 +208,25 @@ class SegmentTable:
         with self._lock:
             return set(self._open)
 
+    def is_missing(self, id_: int) -> bool:
+        """Whether the file of a segment was found to be gone."""
+        return id_ in self._missing
+
+    def take_missing(self) -> list[SegmentFile]:
+        """Segments whose files turned out to be gone since the last call."""
+        with self._lock:
+            missing, self._missing = self._missing, {}
+        return list(missing.values())
+
     def close(self) -> None:
         """Close every file that no late transfer still needs. Idempotent."""
         self.drop(self.known())
 
-    def _acquire(
-        self, id_: int, describe: Callable[[int], SegmentFile | None]
-    ) -> _OpenSegment | None:
+    def _acquire(self, id_: int) -> _OpenSegment | None:
         with self._lock:
             opened = self._open.get(id_)
             if opened is None:
-                segment = describe(id_)
+                segment = self._describe(id_)
                 opened = None if segment is None else self._open_file(segment)
             if opened is not None:
                 opened.users += 1
@@ -211,8 +236,11 @@ class SegmentTable:
         path = segment.path(self._directories)
         try:
             descriptor = os.open(path, self._flags)
+        except FileNotFoundError:
+            self._missing[segment.id] = segment
+            return None
         except OSError as error:
-            logger.warning("segment %s cannot be opened: %s", path, error.strerror)
+            logger.warning("%s cannot be opened: %s", path, error.strerror)
             return None
         opened = _OpenSegment(segment, descriptor)
         try:
@@ -220,7 +248,7 @@ class SegmentTable:
                 registration = engine.register_file(descriptor, segment.nbytes)
                 opened.registrations.append((engine, registration))
         except TransferError as error:
-            logger.warning("segment %s cannot be registered: %s", path, error)
+            logger.warning("%s cannot be registered: %s", path, error)
             self._close(opened)
             return None
         self._open[segment.id] = opened
@@ -233,7 +261,11 @@ class SegmentTable:
                 self._close(opened)
 
     def _close(self, opened: _OpenSegment) -> None:
-        for engine, registration in opened.registrations:
-            engine.deregister(registration)
-        os.close(opened.descriptor)
         self._open.pop(opened.segment.id, None)
+        try:
+            for engine, registration in opened.registrations:
+                engine.deregister(registration)
+        except TransferError as error:  # then NIXL may still use the descriptor: it stays open
+            logger.warning("%s", error)
+        else:
+            os.close(opened.descriptor)

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from hicache_nixl import record
+from hicache_nixl.identity import Namespace
 from hicache_nixl.stores.base import CheckedPage, NamespaceUse
 from hicache_nixl.stores.slab_index import SlabIndex
 from hicache_nixl.stores.slab_sql import Located
@@ -20,33 +21,45 @@ def verify_namespace(
     index: SlabIndex, directories: Sequence[Path], use: NamespaceUse
 ) -> Iterator[CheckedPage]:
     """Check every page of one namespace; damaged ones are forgotten."""
-    digest = use.namespace.digest
-    number = index.namespace_id(digest)
-    if number is None:
+    found = index.namespace(use.namespace.digest)
+    if found is None:
         return
-    payload_bytes = use.namespace.payload_bytes
-    with contextlib.ExitStack() as stack:
-        files: dict[int, int] = {}
-        for segment in index.segments():
-            with contextlib.suppress(OSError):
-                descriptor = os.open(segment.path(directories), os.O_RDONLY | os.O_CLOEXEC)
-                files[segment.id] = descriptor
-                stack.callback(os.close, descriptor)
-        for key, place in index.pages_of(number):
-            good = _is_whole(files.get(place.segment), digest, key, place, payload_bytes)
-            if not good:
-                # A page that was evicted or moved while it was read is not forgotten: `forget`
-                # looks at place and generation.
-                index.forget(number, [(key, place)])
-            yield CheckedPage(digest, key, good)
+    with _Files(index, directories) as files:
+        for key, place in index.pages_of(found[0]):
+            good = _is_whole(files.get(place.segment), use.namespace, key, place)
+            # A page that was evicted or moved meanwhile is neither good nor damaged.
+            if good or index.forget(found[0], [(key, place)]):
+                yield CheckedPage(use.namespace.digest, key, good)
 
 
-def _is_whole(
-    descriptor: int | None, namespace: bytes, key: bytes, place: Located, payload_bytes: int
-) -> bool:
+class _Files(contextlib.ExitStack):
+    """Segment files, opened as they come up."""
+
+    def __init__(self, index: SlabIndex, directories: Sequence[Path]) -> None:
+        super().__init__()
+        self._index = index
+        self._directories = directories
+        self._open: dict[int, int | None] = {}
+
+    def get(self, id_: int) -> int | None:
+        """The file descriptor of a segment, None if it cannot be opened."""
+        if id_ not in self._open:
+            self._open[id_] = None
+            segment = self._index.segment(id_)
+            if segment is not None:
+                with contextlib.suppress(OSError):
+                    descriptor = os.open(
+                        segment.path(self._directories), os.O_RDONLY | os.O_CLOEXEC
+                    )
+                    self.callback(os.close, descriptor)
+                    self._open[id_] = descriptor
+        return self._open[id_]
+
+
+def _is_whole(descriptor: int | None, namespace: Namespace, key: bytes, place: Located) -> bool:
     if descriptor is None:
         return False
-    size = record.record_bytes(payload_bytes)
+    size = record.record_bytes(namespace.payload_bytes)
     try:
         block = os.pread(descriptor, size, place.slot * size)
     except OSError:
@@ -58,6 +71,6 @@ def _is_whole(
     return (
         trailer is not None
         and (trailer.namespace, trailer.key, trailer.generation)
-        == (namespace, key, place.generation)
-        and record.payload_hash(whole[:payload_bytes]) == trailer.payload_hash
+        == (namespace.digest, key, place.generation)
+        and record.payload_hash(whole[: namespace.payload_bytes]) == trailer.payload_hash
     )
