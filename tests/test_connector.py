@@ -101,9 +101,9 @@ def test_pages_move_to_the_places_asked_for(connect: Any) -> None:
 
 
 def test_big_segments_move_in_place(connect: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """A pool with aligned segments of 32 KiB moves without a copy and says so."""
+    """A pool with aligned segments of 128 KiB moves without a copy and says so."""
     caplog.set_level(logging.INFO)
-    pool = mha(layers=4, head_dim=64, heads=4, pages=PAGES)
+    pool = mha(layers=8, head_dim=128, heads=4, pages=PAGES)
     wanted = page_bytes(pool)
     connector = connect(pool)
     assert "in place" in caplog.text

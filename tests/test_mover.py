@@ -23,7 +23,6 @@ from hicache_nixl.batch import Batch, Extents, Outcome, WriteStamp
 from hicache_nixl.errors import RegistrationError
 from hicache_nixl.memory import allocate
 from hicache_nixl.mover import MoverCounters, RecordMover
-from hicache_nixl.placement import IN_PLACE_SEGMENT_BYTES
 from hicache_nixl.record import ALIGNMENT, TRAILER_BYTES
 from hicache_nixl.staging import StagingArena
 from support import Bytes, HostPool, Rig, host_pool, make_mover, page_keys
@@ -31,7 +30,8 @@ from support import Bytes, HostPool, Rig, host_pool, make_mover, page_keys
 Numbers = npt.NDArray[np.int64]
 
 NAMESPACE = b"n" * 32
-BIG = IN_PLACE_SEGMENT_BYTES
+BIG = 128 * 1024
+"""Segments of this length move in place."""
 GOOD, FAILED, FOREIGN, LATE = Outcome.GOOD, Outcome.FAILED, Outcome.FOREIGN, Outcome.LATE
 
 

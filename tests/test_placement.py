@@ -6,12 +6,12 @@ import pytest
 from hicache_nixl import record
 from hicache_nixl.batch import Batch, Extents
 from hicache_nixl.memory import allocate
-from hicache_nixl.placement import IN_PLACE_SEGMENT_BYTES, Placement
+from hicache_nixl.placement import Placement
 from hicache_nixl.record import ALIGNMENT, TRAILER_BYTES
 from hicache_nixl.staging import Lease, StagingArena
 from support import HostPool, host_pool, page_keys
 
-BIG = IN_PLACE_SEGMENT_BYTES
+BIG = 128 * 1024
 ROWS = np.array([1, 2, 0])
 """Rows of the batch that are placed, in this order."""
 
@@ -20,7 +20,12 @@ ROWS = np.array([1, 2, 0])
     ("segments", "segment_bytes", "aligned", "direct_io", "in_place"),
     [
         (2, BIG, True, True, True),
-        (2, BIG - ALIGNMENT, True, True, False),
+        (1, 80 * 1024, True, True, True),
+        (1, 76 * 1024, True, True, False),
+        (3, 56 * 1024, True, True, True),
+        (3, 52 * 1024, True, True, False),
+        (15, 52 * 1024, True, True, True),
+        (64, 32 * 1024, True, True, False),
         (2, BIG, False, True, False),
         (2, BIG + 100, True, True, False),
         (2, BIG, False, False, True),
@@ -32,7 +37,7 @@ ROWS = np.array([1, 2, 0])
 def test_which_pools_move_in_place(
     segments: int, segment_bytes: int, aligned: bool, direct_io: bool, in_place: bool
 ) -> None:
-    """In place: segments that are large, and aligned if the files are open with O_DIRECT."""
+    """In place: extents of 40 KiB on the average, and aligned if files are open with O_DIRECT."""
     pool = host_pool(1, 2, segments, segment_bytes, aligned)
     placement = Placement(pool.geometry, direct_io=direct_io)
     assert placement.in_place == in_place

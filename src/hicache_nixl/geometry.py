@@ -21,10 +21,6 @@ from hicache_nixl.errors import RegistrationError
 from hicache_nixl.host_pools import BYTE_ORDERS, read_pool
 from hicache_nixl.record import ALIGNMENT
 
-# From this many bytes a segment is copied page by page: a fancy-indexed copy makes a temporary
-# of all pages at once, which is faster only while the segments are small.
-_COPY_PAGEWISE = 16 * 1024
-
 
 @dataclass(frozen=True)
 class Region:
@@ -90,30 +86,43 @@ class PoolGeometry:
         return owner
 
     @cached_property
-    def _views(self) -> list[tuple[npt.NDArray[np.uint8], slice]]:
-        """Per segment: a (pages, length) window on host memory and its place in the payload."""
+    def _blocks(self) -> list[tuple[npt.NDArray[np.uint8], slice]]:
+        """Host memory as few windows (pages, segments, length), each with its place in the payload.
+
+        A window holds neighbours of one length that are evenly spaced in one region, so that a page
+        is copied by one call and not by one for each segment.
+        """
         memory = [
             np.ctypeslib.as_array((ctypes.c_uint8 * r.nbytes).from_address(r.address))
             for r in self.regions
         ]
-        views = []
-        end = 0
-        for segment, owner in enumerate(self._region_of_segment):
-            start = int(self.bases[segment]) - self.regions[owner].address
-            length = int(self.lengths[segment])
+        owners, bases = self._region_of_segment.tolist(), self.bases.tolist()
+        alike = list(zip(owners, self.strides.tolist(), self.lengths.tolist(), strict=True))
+        blocks = []
+        first = end = 0
+        while first < len(bases):
+            last, step = first, 0
+            while last + 1 < len(bases) and alike[last + 1] == alike[first]:
+                distance = bases[last + 1] - bases[last]
+                if distance < 0 or distance != (step or distance):
+                    break
+                last, step = last + 1, distance
+            owner, stride, length = alike[first]
             window = np.lib.stride_tricks.as_strided(
-                memory[owner][start:],
-                shape=(self.pages, length),
-                strides=(int(self.strides[segment]), 1),
+                memory[owner][bases[first] - self.regions[owner].address :],
+                shape=(self.pages, last + 1 - first, length),
+                strides=(stride, step, 1),
             )
-            views.append((window, slice(end, end + length)))
-            end += length
-        return views
+            nbytes = length * window.shape[1]
+            blocks.append((window, slice(end, end + nbytes)))
+            end += nbytes
+            first = last + 1
+        return blocks
 
     @cached_property
     def windows(self) -> tuple[npt.NDArray[np.uint8], ...]:
         """Per segment, a (pages, length) view of host memory: row p is that segment of page p."""
-        return tuple(window for window, _ in self._views)
+        return tuple(block[:, i] for block, _ in self._blocks for i in range(block.shape[1]))
 
     @cached_property
     def payload_bytes(self) -> int:
@@ -193,23 +202,17 @@ class PoolGeometry:
         """
         numbers = self._checked(pages)
         self._check_rows(out, numbers.size)
-        for window, place in self._views:
-            if window.shape[1] < _COPY_PAGEWISE:
-                out[: numbers.size, place] = window[numbers]
-            else:
-                for row, page in enumerate(numbers):
-                    out[row, place] = window[page]
+        for block, place in self._blocks:
+            for row, page in enumerate(numbers.tolist()):
+                out[row, place].reshape(block.shape[1:])[:] = block[page]
 
     def scatter(self, pages: npt.ArrayLike, source: npt.NDArray[np.uint8]) -> None:
         """Copy rows of `source`, (n, >= payload_bytes) uint8, into `pages` of the pool; blocks."""
         numbers = self._checked(pages)
         self._check_rows(source, numbers.size)
-        for window, place in self._views:
-            if window.shape[1] < _COPY_PAGEWISE:
-                window[numbers] = source[: numbers.size, place]
-            else:
-                for row, page in enumerate(numbers):
-                    window[page] = source[row, place]
+        for block, place in self._blocks:
+            for row, page in enumerate(numbers.tolist()):
+                block[page] = source[row, place].reshape(block.shape[1:])
 
     def _check_rows(self, rows: npt.NDArray[np.uint8], count: int) -> None:
         if (
@@ -217,10 +220,11 @@ class PoolGeometry:
             or rows.ndim != 2
             or rows.shape[0] < count
             or rows.shape[1] < self.payload_bytes
+            or (rows.size > 1 and rows.strides[1] != 1)
         ):
             raise RegistrationError(
                 f"buffer of shape {rows.shape} and dtype {rows.dtype}: pass uint8 of at least "
-                f"({count}, {self.payload_bytes})"
+                f"({count}, {self.payload_bytes}), each row contiguous"
             )
 
 

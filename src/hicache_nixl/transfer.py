@@ -269,9 +269,9 @@ class TransferEngine:
             raise TransferError(
                 f"memory {int(address[first]):#x}+{nbytes[first]} lies in no registration"
             )
-        for descriptor in np.unique(file[:, 2]):
+        for descriptor in set(file[:, 2].tolist()):
             offset, nbytes, _ = file[file[:, 2] == descriptor].T
-            limit = np.uint64(self._files.get(int(descriptor), 0))
+            limit = np.uint64(self._files.get(descriptor, 0))
             outside = (offset > limit) | (nbytes > limit - offset)
             if outside.any():
                 first = int(outside.argmax())

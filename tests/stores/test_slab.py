@@ -2,10 +2,13 @@
 
 import json
 import logging
+import os
 import random
 import signal
+import sqlite3
 import time
 from collections.abc import Callable
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -522,6 +525,75 @@ def test_clock_set_back(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lose_index(root)
     with open_plain(root, **how) as tenant:
         assert tenant.exists(chain_keys("c", 1)) == tenant.exists(chain_keys("a", 1)) == 0
+
+
+def test_clock_set_back_between_openings(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages used before the clock was set back can be evicted after it."""
+    how: dict[str, Any] = {"segment": 20 * 8 * KIB, "capacity": 20 * 8 * KIB}
+    with open_plain(root, **how) as tenant:
+        tenant.put(chain_keys("a", 20))
+        tenant.get(chain_keys("a", 20))
+    monkeypatch.setattr("time.time_ns", lambda: 1000)
+    with open_plain(root, **how) as tenant:
+        assert all(tenant.put(chain_keys("b", 20)))
+        assert all(tenant.get(chain_keys("b", 20)))
+
+
+def test_index_held_by_another_process(root: Path) -> None:
+    """Puts give up at their deadline; gets and exists do not care."""
+    keys = chain_keys("a", 10)
+    with open_plain(root) as tenant:
+        tenant.put(keys)
+        with closing(sqlite3.connect(root / "index.sqlite", isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            tenant.deadline_s = 0.3
+            start = time.monotonic()
+            with pytest.raises(StoreError, match="locked"):
+                tenant.put(chain_keys("b", 10))
+            assert 0.25 < time.monotonic() - start < 3
+            tenant.store._next_housekeeping = 0
+            start = time.monotonic()
+            assert all(tenant.get(keys))
+            assert tenant.exists(keys) == 10
+            assert time.monotonic() - start < 1
+        assert all(tenant.put(chain_keys("b", 10)))
+
+
+def test_closed_in_the_middle_of_a_put(root: Path) -> None:
+    """Slots of a put that is still going on are not given to others when the store is closed."""
+    with open_plain(root) as tenant:
+
+        class Slow(PlainMover):
+            def write(self, *arguments: Any, **named: Any) -> Outcomes:
+                tenant.store.close()
+                with open_plain(root):
+                    assert check_slots(root).claimed == 5
+                return super().write(*arguments, **named)
+
+        tenant.mover = Slow()
+        with pytest.raises(StoreError, match="closed"):
+            tenant.put(chain_keys("a", 5))
+
+
+def test_index_cut_under_a_running_store(root: Path) -> None:
+    """An index that somebody truncates is an error or goes unnoticed; the process lives on."""
+    with open_plain(root) as tenant, open_plain(root) as other:
+        for number in range(20):
+            tenant.put(chain_keys(number, 128))
+        other.store._index._database._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        path = root / "index.sqlite"
+        os.truncate(path, path.stat().st_size // 2 // 1024 * 1024)
+        for user in (tenant, other):
+            for number in range(20):
+                with suppress(StoreError):
+                    user.get(chain_keys(number, 128))
+                with suppress(StoreError):
+                    user.put(chain_keys(("new", number), 20))
+    with open_plain(root) as tenant:
+        for number in range(20):
+            assert all(tenant.put(chain_keys(number, 128)))
+            assert all(tenant.get(chain_keys(number, 128)))
+        check_slots(root)
 
 
 def test_closed_store(root: Path) -> None:

@@ -125,22 +125,23 @@ def test_eviction_order(index: SlabIndex) -> None:
     segment(index, 9)
     for name in "abc":
         put(index, chain_keys(name, 3))
-    index.touch([(1, page, 2**62) for page in chain_keys("a", 3)])
-    victim = index.claim(
+    early = claim(index, 0)
+    index.touch([(1, page, 2**61) for page in chain_keys("a", 3)])
+    victims = index.claim(
         count=4,
         record_bytes=SIZE,
         writer=b"w",
         evict=True,
         namespace=1,
         in_use=chain_keys("c", 1),
+        earlier=early,
     )
-    assert len(victim.slots) == 4
+    assert len(victims.slots) == 4
     assert [index.leading_run(1, chain_keys(name, 3)) for name in "abc"] == [3, 0, 2]
-    rest = index.claim(
-        count=9, record_bytes=SIZE, writer=b"w", evict=True, namespace=1, in_use=[], touches=[]
-    )
-    assert len(rest.slots) == 2, "a page used after this claim began stays"
-    assert index.leading_run(1, chain_keys("a", 3)) == 3
+    more = index.claim(count=9, record_bytes=SIZE, writer=b"w", evict=True, earlier=victims)
+    assert len(more.slots) == 4 + 1, "a page used since the claim began stays"
+    assert [index.leading_run(1, chain_keys(name, 3)) for name in "abc"] == [3, 0, 1]
+    assert len(claim(index, 9).slots) == 4, "what was used before a claim can be evicted"
 
 
 def test_later_use_wins(index: SlabIndex, tmp_path: Path) -> None:

@@ -495,12 +495,16 @@ def make_pages(store: SlabStore, number: int, count: int, slots: int) -> None:
     )  # fmt: skip
 
 
-def test_scan_reads_trailers_only(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Making an index anew reads one block of every slot, and nothing of the payloads."""
-    with open_plain(
-        root, payload=64 * KIB, segment=68 * KIB * 30, capacity=68 * KIB * 60
-    ) as tenant:
+@pytest.mark.parametrize(
+    ("payload", "reads"), [(64 * KIB, [4096] * 60), (4 * KIB, [60 * 8 * KIB - 4 * KIB])]
+)
+def test_scan(root: Path, monkeypatch: pytest.MonkeyPatch, payload: int, reads: list[int]) -> None:
+    """Making an index anew reads one block of every large record, and small ones in one go."""
+    size = payload + 4 * KIB
+    how: dict[str, Any] = {"payload": payload, "segment": size * 60, "capacity": size * 60}
+    with open_plain(root, **how) as tenant:
         tenant.put(chain_keys("a", 40))
+        tenant.put(chain_keys("b", 5))
     lose_index(root)
     read: list[int] = []
     pread = os.pread
@@ -509,6 +513,10 @@ def test_scan_reads_trailers_only(root: Path, monkeypatch: pytest.MonkeyPatch) -
         read.append(nbytes)
         return pread(descriptor, nbytes, offset)
 
-    monkeypatch.setattr(slab_rebuild.os, "pread", counting)
-    SlabStore([root], capacity_bytes=68 * KIB * 60).close()
-    assert read == [4096] * 60
+    with monkeypatch.context() as patch:
+        patch.setattr(slab_rebuild.os, "pread", counting)
+        SlabStore([root], capacity_bytes=size * 60).close()
+    assert read == reads
+    with open_plain(root, **how) as tenant:
+        assert all(tenant.get(chain_keys("a", 40)))
+        assert all(tenant.get(chain_keys("b", 5)))

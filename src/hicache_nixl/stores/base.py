@@ -49,7 +49,8 @@ class CheckedPage:
 
 
 class Store(Protocol):
-    """Get and put never raise for trouble with storage: a page is then missing or not written.
+    """Trouble with a page is no exception: it is then missing or not written. StoreError is raised
+    where nothing can be said of any, for instance because an index cannot be used.
 
     `prefix` are the keys before those of the call, from the start of the sequence, if known: they
     are in use too, and what is stored of them must not be evicted before what follows them.

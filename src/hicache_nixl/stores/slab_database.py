@@ -120,6 +120,8 @@ class Database:
             self._lock.release()
 
     def _begin(self, deadline: float) -> None:
+        if self._writer.in_transaction:  # its end failed
+            self._writer.execute("ROLLBACK")
         while True:
             try:
                 self._writer.execute("BEGIN IMMEDIATE")

@@ -72,10 +72,8 @@ class SlabIndex:
                 "INSERT OR IGNORE INTO namespaces(digest, manifest) VALUES(?, ?)",
                 (namespace.digest, json.dumps(namespace.manifest, sort_keys=True)),
             )
-            row = connection.execute(
-                "SELECT id FROM namespaces WHERE digest=?", (namespace.digest,)
-            ).fetchone()
-        return int(row[0])
+            query = "SELECT id FROM namespaces WHERE digest=?"
+            return int(connection.execute(query, (namespace.digest,)).fetchone()[0])
 
     def namespace_uses(self) -> list[NamespaceUse]:
         """What each namespace holds."""
@@ -112,10 +110,11 @@ class SlabIndex:
                 run += 1
         return min(run, len(keys))
 
-    def touch(self, touches: Iterable[Touch], *, deadline: float | None = None) -> None:
+    def touch(self, touches: Sequence[Touch], *, deadline: float | None = None) -> None:
         """Note last uses."""
         with self._database.writing(deadline) as connection:
             sql.touch(connection, touches)
+            sql.next_tick(connection, max((tick for _, _, tick in touches), default=0))
 
     def next_tick(self) -> int:
         """A tick above that of every claim there was."""
@@ -129,7 +128,7 @@ class SlabIndex:
         record_bytes: int,
         writer: bytes,
         evict: bool,
-        touches: Iterable[Touch] = (),
+        touches: Sequence[Touch] = (),
         namespace: int = 0,
         in_use: Iterable[bytes] = (),
         earlier: Claim | None = None,
@@ -142,7 +141,9 @@ class SlabIndex:
         claim's own generation, before anything is evicted; pages used since then stay.
         """
         with self._database.writing(deadline) as connection:
-            tick = earlier.generation if earlier else sql.next_tick(connection, time.time_ns())
+            # Above all uses noted so far, also if the clock was set back: else those pages stay.
+            now = max([time.time_ns(), *(tick + 1 for _, _, tick in touches)])
+            tick = earlier.generation if earlier else sql.next_tick(connection, now)
             sql.touch(connection, touches)
             sql.touch(connection, ((namespace, key, tick) for key in in_use))
             slots = sql.take_vacant(connection, record_bytes, count)

@@ -17,14 +17,17 @@ from hicache_nixl.stores.slab_sql import PageRow, page_hash
 
 logger = logging.getLogger(__name__)
 
-_THREADS = 8
+_THREADS = 16
 _CHUNK = 256
+_READ_BYTES = 1024 * 1024
+_READ_THROUGH_BYTES = 32 * 1024
+"""Up to this record size, whole records are read, many at once: fewer reads take less time."""
 
 
 def rebuild(
     index: SlabIndex, directories: Sequence[Path], namespaces: Mapping[bytes, tuple[Namespace, int]]
 ) -> None:
-    """Fill an empty index with the newest record of every page. Reads a block a slot.
+    """Fill an empty index with the newest record of every page. Reads every trailer.
 
     `namespaces`: digest -> namespace and the tick of its last clear. Pages of others, and those
     that were cleared, are left out. A page that was evicted and not yet overwritten comes back.
@@ -70,28 +73,32 @@ def _scan(
     segment: SegmentFile, directories: Sequence[Path]
 ) -> Iterator[tuple[int, record.Trailer]]:
     """The intact trailers of one segment, by slot."""
-    offset = segment.record_bytes - record.TRAILER_BYTES
+    size = segment.record_bytes
+    offset = size - record.TRAILER_BYTES
+    in_one = max(1, _READ_BYTES // size) if size <= _READ_THROUGH_BYTES else 1
     descriptor = os.open(segment.path(directories), os.O_RDONLY | os.O_CLOEXEC)
 
-    def read(slots: range) -> list[tuple[int, record.Trailer]]:
+    def read(first: int) -> list[tuple[int, record.Trailer]]:
         found = []
-        for slot in slots:
-            block = os.pread(descriptor, record.TRAILER_BYTES, slot * segment.record_bytes + offset)
-            if len(block) < record.TRAILER_BYTES or not block.startswith(record.MAGIC):
-                continue
-            trailer = record.parse_trailer(np.frombuffer(block, np.uint8))
-            if trailer and record.record_bytes(trailer.payload_bytes) == segment.record_bytes:
-                found.append((slot, trailer))
+        for start in range(first, min(first + _CHUNK, segment.slots), in_one):
+            slots = min(in_one, segment.slots - start)
+            block = os.pread(descriptor, slots * size - offset, start * size + offset)
+            for i in range(slots):
+                trailer = _trailer(block[i * size : i * size + record.TRAILER_BYTES])
+                if trailer and record.record_bytes(trailer.payload_bytes) == size:
+                    found.append((start + i, trailer))
         return found
 
     try:
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-        chunks = [
-            range(start, min(start + _CHUNK, segment.slots))
-            for start in range(0, segment.slots, _CHUNK)
-        ]
         with ThreadPoolExecutor(_THREADS) as pool:
-            for found in pool.map(read, chunks):
+            for found in pool.map(read, range(0, segment.slots, _CHUNK)):
                 yield from found
     finally:
         os.close(descriptor)
+
+
+def _trailer(block: bytes) -> record.Trailer | None:
+    if len(block) < record.TRAILER_BYTES or not block.startswith(record.MAGIC):
+        return None
+    return record.parse_trailer(np.frombuffer(block, np.uint8))

@@ -69,7 +69,7 @@ class SlabSpace:
         count: int,
         record_bytes: int,
         *,
-        touches: Iterable[Touch],
+        touches: Sequence[Touch],
         namespace: int,
         in_use: Iterable[bytes],
         deadline: float,
