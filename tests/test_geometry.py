@@ -353,3 +353,56 @@ def test_segments_stay_in_their_regions(changes: dict[str, Any], message: str) -
     """A geometry that would reach outside its memory can't be made."""
     with pytest.raises(RegistrationError, match=message):
         hand_made(**changes)
+
+
+@pytest.mark.parametrize(
+    ("bases", "strides", "lengths"),
+    [
+        ([0, 64, 128, 192], [8] * 4, [8] * 4),
+        ([0, 64, 128, 512], [8] * 4, [8] * 4),
+        ([192, 128, 64, 0], [8] * 4, [8] * 4),
+        ([0, 64, 0, 64], [8] * 4, [8] * 4),
+        ([0, 8, 256, 264], [16] * 4, [8] * 4),
+        ([0, 64, 128, 256], [8, 8, 16, 16], [8, 8, 16, 9]),
+        ([0, 8, 512], [16, 16, 40], [8, 8, 33]),
+    ],
+)
+def test_copies_do_not_depend_on_how_segments_lie(
+    bases: list[int], strides: list[int], lengths: list[int]
+) -> None:
+    """Even, uneven, backward and interleaved segments of several lengths: gather is the bytes at
+    the addresses, scatter puts them back, windows show them."""
+    memory = np.random.default_rng(1).integers(0, 256, 1024, dtype=np.uint8)
+    start = memory.ctypes.data
+    geometry = hand_made(
+        bases=np.array(bases) + start,
+        strides=np.array(strides),
+        lengths=np.array(lengths),
+        regions=(Region(start, memory.size),),
+    )
+    numbers = [3, 0, 2]
+    rows = np.full((3, sum(lengths) + 5), 7, np.uint8)
+    geometry.gather(numbers, rows)
+    for row, number in zip(rows, numbers, strict=True):
+        segments = [
+            memory[base + number * stride :][:length]
+            for base, stride, length in zip(bases, strides, lengths, strict=True)
+        ]
+        assert row.tobytes() == b"".join(map(bytes, segments)) + b"\7" * 5
+        shown = [bytes(window[number]) for window in geometry.windows]
+        assert shown == list(map(bytes, segments))
+    before = memory.copy()
+    memory[:] = 0
+    geometry.scatter(numbers, rows)
+    again = np.zeros_like(rows)
+    geometry.gather(numbers, again)
+    assert np.array_equal(again[:, :-5], rows[:, :-5])
+    touched = memory != 0
+    assert np.array_equal(memory[touched], before[touched])
+
+
+def test_rows_that_are_not_contiguous_are_refused() -> None:
+    """A buffer with gaps between the bytes of a row is an error, not a lost copy."""
+    geometry = hand_made()
+    with pytest.raises(RegistrationError, match="each row contiguous"):
+        geometry.gather([0], np.zeros((1, 64), np.uint8)[:, ::2])

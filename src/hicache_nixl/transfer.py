@@ -227,6 +227,9 @@ class TransferEngine:
             transfer = Transfer(self, handle, extents)
             self._extents_in_flight += extents
             self._settle(transfer, self._agent.transfer)
+            for _ in range((extents - 1) // _EXTENTS_PER_POLL):  # submit the rest, too
+                if transfer._handle is not None:
+                    self._settle(transfer, self._agent.check_xfer_state)
         if transfer._error is not None:
             raise transfer._error
         return transfer
@@ -311,10 +314,11 @@ class TransferEngine:
         with self._lock:
             self._late.append((transfer, on_end))
             if self._watcher is None:
-                self._watcher = threading.Thread(
+                watcher = threading.Thread(
                     target=self._watch_late, name="hicache-nixl-late", daemon=True
                 )
-                self._watcher.start()
+                watcher.start()
+                self._watcher = watcher
 
     def _watch_late(self) -> None:
         pause = _SHORT_WAIT_S
