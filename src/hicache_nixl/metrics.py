@@ -1,4 +1,4 @@
-"""What was moved, hit, missed and went wrong. Knows numbers only."""
+"""How fast pages moved, and what went wrong. Knows numbers only."""
 
 import contextlib
 import logging
@@ -24,7 +24,7 @@ class Measured:
 
 
 class Meter:
-    """Counts calls. Safe for threads; never blocks for long."""
+    """Times calls. Safe for threads; never blocks for long."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -33,9 +33,6 @@ class Meter:
             "set": deque(maxlen=_KEPT_SAMPLES),
         }
         self._trouble_logged: dict[str, float] = {}
-        self.asked = {"exists": 0, "get": 0, "set": 0}
-        self.hit = {"exists": 0, "get": 0, "set": 0}
-        self.troubles = 0
 
     @contextlib.contextmanager
     def exists(self, pages: int) -> Iterator[Measured]:
@@ -60,17 +57,13 @@ class Meter:
             yield measured
         finally:
             measured.seconds = time.perf_counter() - start
-            with self._lock:
-                self.asked[name] += pages
-                self.hit[name] += measured.hits
         logger.debug(
             "%s: %d of %d pages in %.3f ms", name, measured.hits, pages, measured.seconds * 1e3
         )
 
     def trouble(self, name: str, error: Exception) -> None:
-        """Count an error that became a miss; say so at most every ten seconds."""
+        """Say that an error became a miss, at most every ten seconds."""
         with self._lock:
-            self.troubles += 1
             now = time.monotonic()
             quiet = now - self._trouble_logged.get(name, -_TROUBLE_LOG_PAUSE_S)
             if quiet < _TROUBLE_LOG_PAUSE_S:
