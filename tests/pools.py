@@ -129,9 +129,15 @@ def make_mla_pool(
     end_layer: int | None = None,
     packed_fp8: bool = False,
     layer_shard_enabled: bool = False,
+    dcp_rank: int = 0,
+    dcp_size: int = 1,
     seed: int | None = None,
 ) -> Any:
-    """An `MLATokenToKVPoolHost`; with `seed` filled with random bytes."""
+    """An `MLATokenToKVPoolHost`; with `seed` filled with random bytes.
+
+    `page_size` and `pages` are what one rank holds; under decode context parallelism the engine's
+    pages have `dcp_size` times the tokens.
+    """
     width = kv_lora_rank + qk_rope_head_dim
     buffers = tuple(torch.zeros((1, 1, width), dtype=dtype) for _ in range(layers))
     info = MLABufferInfo(
@@ -152,12 +158,14 @@ def make_mla_pool(
             info,
             1.0,
             0,
-            page_size,
+            page_size * dcp_size,
             layout,
             pin_memory=False,
             device_capacity_tokens=0,
             start_layer=start_layer,
             end_layer=start_layer + layers if end_layer is None else end_layer,
+            dcp_rank=dcp_rank,
+            dcp_size=dcp_size,
             target_layer_num=layers,
             layer_shard_enabled=layer_shard_enabled,
             host_token_capacity=pages * page_size,
@@ -189,9 +197,21 @@ def make_dummy_mla_pool() -> Any:
     )
 
 
+_BUFFERS = {
+    "MHATokenToKOnlyPoolHost": ("k_buffer",),
+    "DSAIndexerPoolHost": ("index_k_with_scale_buffer",),
+    "MHATokenToKVPoolMXFP8Host": ("kv_buffer", "k_scale_host", "v_scale_host"),
+    "UnifiedPageEnvelopeHostPool": ("_host_page_buffer_view",),
+}
+
+
 def buffers_of(pool: Any) -> tuple[torch.Tensor, ...]:
-    """The pool's tensors, one or a K and a V."""
-    return pool.kv_buffer if isinstance(pool.kv_buffer, tuple) else (pool.kv_buffer,)
+    """All tensors of a pool, in the order of a page's bytes."""
+    found: list[torch.Tensor] = []
+    for name in _BUFFERS.get(type(pool).__name__, ("kv_buffer",)):
+        value = getattr(pool, name)
+        found += [value] if isinstance(value, torch.Tensor) else value
+    return tuple(found)
 
 
 def fill(pool: Any, seed: int) -> None:

@@ -50,24 +50,18 @@ def namespace(payload_bytes: int, model: str = "model") -> Namespace:
             "pool_class": "MHATokenToKVPoolHost",
             "storage_format_tag": None,
             "kv_dtype": "bfloat16",
-            "row_layout": "nhd",
             "byte_order": "layer-major",
+            "page": {"layers": 1},
             "page_tokens": 1,
             "payload_bytes": payload_bytes,
-            "layer_start": 0,
-            "layer_end": 1,
-            "layer_count": 1,
-            "target_layer_count": 1,
-            "kv_heads": 1,
-            "k_width": 1,
-            "v_width": 1,
-            "row_width": 1,
             "tp_rank": 0,
             "tp_size": 1,
             "pp_rank": 0,
             "pp_size": 1,
             "cp_rank": 0,
             "cp_size": 1,
+            "dcp_rank": 0,
+            "dcp_size": 1,
         }
     )
 
@@ -119,7 +113,7 @@ class PlainMover:
         self,
         batch: Batch,
         extents: Extents,
-        generations: np.ndarray,
+        generations: np.ndarray | None,
         *,
         deadline: float,
         on_late: OnLate,
@@ -140,7 +134,7 @@ class PlainMover:
                     namespace=batch.namespace,
                     keys=[page_key],
                     payload_bytes=payload,
-                    generations=generations[i : i + 1],
+                    generations=None if generations is None else generations[i : i + 1],
                 )[0]
                 and record.payload_hash(row[:payload]) == record.stored_payload_hashes(trailer)[0]
             )

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pools
-from hicache_nixl.errors import RegistrationError, StoreFormatError
+import side_pools
+from hicache_nixl.errors import RegistrationError
 from hicache_nixl.geometry import describe_pool
 from hicache_nixl.identity import Namespace, identify, key_bytes, namespace_from_manifest
 from pools import StorageConfig
@@ -61,6 +62,32 @@ def fp8(kv_dtype: str, maker: Callable[..., Any] = pools.make_mha_pool) -> Calla
 def setting(**values: Any) -> Callable[[], Namespace]:
     """Namespace of the default pool under other settings or another pool name."""
     return lambda: namespace(**values)
+
+
+def beside(
+    make: Callable[..., Any],
+    *arguments: Any,
+    config: dict[str, Any] | None = None,
+    pool_name: str = "side",
+    kv_dtype: str | None = None,
+    **pool: Any,
+) -> Callable[[], Namespace]:
+    """Namespace of a pool beside the KV pool, by default on a single rank of an MLA model."""
+    fields = {"is_mla_model": True} | (config or {})
+    return lambda: namespace(
+        make(*arguments, **pool), StorageConfig(**fields), pool_name=pool_name, kv_dtype=kv_dtype
+    )
+
+
+def compressed(kv_dtype: str = "fp8_e4m3", **more: Any) -> Callable[[], Namespace]:
+    """Namespace of a pool of compressed rows."""
+    return beside(side_pools.make_compressed_pool, kv_dtype=kv_dtype, **more)
+
+
+def dcp(rank: int, size: int = 2, **config: Any) -> Callable[[], Namespace]:
+    """Namespace of an MLA pool of one rank of a decode context parallel group."""
+    config = {"tp_rank": rank, "tp_size": size, "dcp_rank": rank, "dcp_size": size} | config
+    return mla(config, dcp_rank=rank, dcp_size=size)
 
 
 def tagged() -> Namespace:
@@ -135,6 +162,68 @@ VARIANTS: dict[str, Callable[[], Namespace]] = {
     "MLA wider": mla(kv_lora_rank=32),
     "MLA PP 0 of 2": mla({"pp_size": 2}),
     "MLA PP 1 of 2": mla({"pp_rank": 1, "pp_size": 2}),
+    "MLA packed fp8": lambda: namespace(
+        pools.make_mla_pool(dtype=torch.uint8, packed_fp8=True),
+        StorageConfig(is_mla_model=True),
+        kv_dtype="fp8_e4m3",
+    ),
+    "MLA page_first, half the tokens": mla(page_size=2),
+    "DCP 0 of 2": dcp(0),
+    "DCP 1 of 2": dcp(1),
+    "DCP 1 of 4": dcp(1, 4),
+    "MLA KV of an engine with writers on all ranks": lambda: namespace(pools.make_mla_pool()),
+    "page_unified": mha(layout="page_unified"),
+    "mamba": beside(side_pools.make_mamba_pool),
+    "mamba fp16": beside(side_pools.make_mamba_pool, conv_dtype=torch.float16),
+    "mamba bf16 state": beside(side_pools.make_mamba_pool, temporal_dtype=torch.bfloat16),
+    "mamba of other axes": beside(side_pools.make_mamba_pool, temporal=(4, 2, 8)),
+    "mamba convolutions the other way": beside(side_pools.make_mamba_pool, conv=((6, 3), (12, 3))),
+    "mamba 3 layers": beside(side_pools.make_mamba_pool, layers=3),
+    "mamba 2 layers and a draft layer": beside(side_pools.make_mamba_pool, draft_layers=1),
+    "mamba with a side state": beside(side_pools.make_mamba_pool, side=(7,)),
+    "mamba TP 0 of 2": beside(side_pools.make_mamba_pool, config={"tp_size": 2}),
+    "mamba TP 1 of 2": beside(side_pools.make_mamba_pool, config={"tp_rank": 1, "tp_size": 2}),
+    "mamba PP 1 of 2": beside(side_pools.make_mamba_pool, config={"pp_rank": 1, "pp_size": 2}),
+    "indexer": beside(side_pools.make_dsa_indexer_pool),
+    "indexer named draft": beside(side_pools.make_dsa_indexer_pool, pool_name="draft_indexer"),
+    "indexer without layer 1": beside(side_pools.make_dsa_indexer_pool, skip=(1,)),
+    "indexer without layer 2": beside(side_pools.make_dsa_indexer_pool, skip=(2,)),
+    "indexer of layers 3-5": beside(side_pools.make_dsa_indexer_pool, start_layer=3),
+    "indexer with small scale blocks": beside(
+        side_pools.make_dsa_indexer_pool, index_head_dim=120, quant_block_size=40
+    ),
+    "indexer beside MHA, TP 1 of 2": beside(
+        side_pools.make_dsa_indexer_pool,
+        config={"is_mla_model": False, "tp_rank": 1, "tp_size": 2},
+    ),
+    "compressed": compressed(),
+    "compressed e5m2": compressed("fp8_e5m2"),
+    "compressed named otherwise": compressed(pool_name="deepseek_v4_c128"),
+    "compressed bf16 rows": compressed(device_dtype=torch.bfloat16),
+    "compressed half the rows": compressed(layers=1, row_bytes=2600),
+    "compress state": beside(side_pools.make_state_pool),
+    "compress state of another ring": beside(side_pools.make_state_pool, ring=2, width=48),
+    "compress state bf16": beside(side_pools.make_state_pool, width=48, dtype=torch.bfloat16),
+    "qsa": beside(side_pools.make_qsa_indexer_pool),
+    "qsa fp16": beside(side_pools.make_qsa_indexer_pool, dtype=torch.float16),
+    "qsa of twice the ratio": beside(side_pools.make_qsa_indexer_pool, ratio=4, width=32),
+    "qsa TP 1 of 2": beside(side_pools.make_qsa_indexer_pool, config={"tp_rank": 1, "tp_size": 2}),
+    "k only": beside(side_pools.make_k_only_pool),
+    "k only by layer": beside(side_pools.make_k_only_pool, "page_first_direct"),
+    "k only of two heads": beside(side_pools.make_k_only_pool, heads=2, head_dim=8),
+    "nvfp4": beside(side_pools.make_nvfp4_pool),
+    "nvfp4 index": beside(side_pools.make_nvfp4_pool, index=True),
+    "nvfp4 one layer": beside(side_pools.make_nvfp4_pool, layers=1, row_bytes=288),
+    "mxfp8": beside(side_pools.make_mxfp8_pool),
+    "mxfp8 scales the other way": beside(side_pools.make_mxfp8_pool, scale_bytes=(64, 32)),
+    "envelope": lambda: namespace(side_pools.make_envelope_pools()[0], pool_name="side"),
+    "envelope swa": lambda: namespace(side_pools.make_envelope_pools()[1], pool_name="side"),
+    "envelope fp16": lambda: namespace(
+        side_pools.make_envelope_pools(dtype=torch.float16)[0], pool_name="side"
+    ),
+    "envelope of one head": lambda: namespace(
+        side_pools.make_envelope_pools(heads=1, head_dim=16)[0], pool_name="side"
+    ),
     "MLA side pool of an MHA model": lambda: namespace(pools.make_mla_pool(), pool_name="side"),
     "MLA side pool of an MHA model, TP 1 of 2": lambda: namespace(
         pools.make_mla_pool(), StorageConfig(tp_rank=1, tp_size=2), pool_name="side"
@@ -151,7 +240,7 @@ VARIANTS: dict[str, Callable[[], Namespace]] = {
 def test_variants_never_share() -> None:
     """Of all pairs of configurations whose bytes differ, none has one namespace."""
     digests = {name: make().digest for name, make in VARIANTS.items()}
-    assert len(digests) >= 60
+    assert len(digests) >= 100
     for (one, a), (other, b) in itertools.combinations(digests.items(), 2):
         assert a != b, f"{one} shares with {other}"
 
@@ -204,6 +293,37 @@ def test_cases_that_must_not_share(
         pytest.param(mha(dtype=torch.float8_e4m3fn), fp8("fp8_e4m3"), id="fp8-typed-and-raw"),
         pytest.param(fp8("float8_e5m2"), fp8("fp8_e5m2"), id="fp8-spellings"),
         pytest.param(mha(), mha({"tp_lcm_size": 8}), id="tp-lcm-unused"),
+        pytest.param(
+            mla(layout="page_first_direct"), mla(layout="page_unified"), id="mla-page-unified"
+        ),
+        pytest.param(dcp(1), dcp(1, tp_rank=3, tp_size=4), id="dcp-groups"),
+        *(
+            pytest.param(
+                beside(make, config={"tp_size": 2}),
+                beside(make, config={"tp_rank": 1, "tp_size": 2}),
+                id=f"replicated-{make.__name__}",
+            )
+            for make in (side_pools.make_dsa_indexer_pool, side_pools.make_state_pool)
+        ),
+        pytest.param(
+            compressed(config={"tp_size": 2}),
+            compressed(config={"tp_rank": 1, "tp_size": 2}),
+            id="replicated-compressed",
+        ),
+        *(
+            pytest.param(beside(make, "layer_first"), beside(make, "page_first"), id=make.__name__)
+            for make in (
+                side_pools.make_dsa_indexer_pool,
+                side_pools.make_state_pool,
+                side_pools.make_qsa_indexer_pool,
+                side_pools.make_nvfp4_pool,
+            )
+        ),
+        pytest.param(
+            beside(side_pools.make_mamba_pool, "page_first", states=4),
+            beside(side_pools.make_mamba_pool, "page_first_direct", states=9),
+            id="mamba-layouts",
+        ),
         pytest.param(setting(salt=""), setting(salt=None), id="empty-salt"),
         pytest.param(setting(model_revision=""), mha(), id="empty-revision"),
         pytest.param(setting(kv_dtype="auto"), mha(), id="dtype-from-the-pool"),
@@ -226,31 +346,35 @@ def test_digest_is_stable() -> None:
             "byte_order": "token-major",
             "cp_rank": 0,
             "cp_size": 1,
-            "format": 1,
-            "k_width": 8,
+            "dcp_rank": 0,
+            "dcp_size": 1,
+            "format": 2,
             "kv_dtype": "bfloat16",
-            "kv_heads": 2,
-            "layer_count": 2,
-            "layer_end": 2,
-            "layer_start": 0,
             "model_name": "org/model",
             "model_revision": "main",
+            "page": {
+                "head_groups": 1,
+                "heads": 2,
+                "k_width": 8,
+                "layer_end": 2,
+                "layer_start": 0,
+                "layers": 2,
+                "row_layout": "nhd",
+                "target_layers": 2,
+                "v_width": 8,
+            },
             "page_tokens": 4,
             "payload_bytes": 512,
             "pool": "kv",
             "pool_class": "MHATokenToKVPoolHost",
             "pp_rank": 0,
             "pp_size": 1,
-            "row_layout": "nhd",
-            "row_width": 16,
             "salt": hashlib.blake2b(
                 b"pepper", digest_size=32, person=b"hicache-nixl slt"
             ).hexdigest(),
             "storage_format_tag": None,
-            "target_layer_count": 2,
             "tp_rank": 0,
             "tp_size": 1,
-            "v_width": 8,
         },
         separators=(",", ":"),
     )
@@ -282,13 +406,12 @@ def test_damaged_manifests_are_refused(field: str) -> None:
     manifest = namespace().manifest
     value = manifest[field]
     changed = value + 1 if isinstance(value, int) else f"{value}x"
-    error = StoreFormatError if field == "format" else RegistrationError
     for damaged in (
         {**manifest, field: changed},
         {**manifest, field: [value]},
         {key: value for key, value in manifest.items() if key != field},
     ):
-        with pytest.raises((error, RegistrationError)):
+        with pytest.raises(RegistrationError):
             namespace_from_manifest(damaged)
     if isinstance(value, int) and field != "format":
         with pytest.raises(RegistrationError, match=field):
@@ -298,9 +421,24 @@ def test_damaged_manifests_are_refused(field: str) -> None:
 
 
 def test_manifest_of_another_format() -> None:
-    """A newer format is told apart from damage."""
-    with pytest.raises(StoreFormatError, match="format 2: this version reads 1"):
-        namespace_from_manifest({"format": 2, "anything": "else"})
+    """What another version of this library stored can still be listed and cleared."""
+    facts = {"format": 1, "model_name": "m", "pool": "kv", "payload_bytes": 8, "tp_rank": 0, "x": 1}
+    text = json.dumps(facts, sort_keys=True, separators=(",", ":"))
+    digest = hashlib.blake2b(text.encode(), digest_size=32, person=b"hicache-nixl ns1").digest()
+    name = namespace_from_manifest({**facts, "digest": digest.hex()})
+    assert (name.digest, name.payload_bytes) == (digest, 8)
+    assert "m kv" in str(name)
+    with pytest.raises(RegistrationError, match="it says digest"):
+        namespace_from_manifest({**facts, "digest": digest.hex(), "x": 2})
+    with pytest.raises(RegistrationError, match="'pool' is missing"):
+        namespace_from_manifest({k: v for k, v in facts.items() if k != "pool"})
+
+
+@pytest.mark.parametrize("page", [{"heads": None}, {"heads": 1.0}, {"heads": True}, {"heads": [1]}])
+def test_manifest_with_a_damaged_page(page: dict[str, Any]) -> None:
+    """A fact of the pages is a string or an integer."""
+    with pytest.raises(RegistrationError, match="fact 'heads' of its pages"):
+        namespace_from_manifest({**namespace().manifest, "page": page})
 
 
 def test_manifest_with_an_unknown_field() -> None:
@@ -330,14 +468,20 @@ def pool_with(**changes: Any) -> Any:
         (mha({"model_name": None}), "model name is None"),
         (mha({"model_name": ""}), "set --served-model-name"),
         (mha({"model_name": "\ud800"}), "not valid Unicode"),
-        (mha({"dcp_size": 2}), "decode context parallel size 2"),
+        (mha({"dcp_size": 2}), "mha pages with decode context parallel size 2"),
+        (mla({"dcp_size": 2}), "pool of decode context parallel size 1 in an engine of 2"),
+        (mla(dcp_size=2), "pool of decode context parallel size 2 in an engine of 1"),
+        (compressed(kv_dtype=""), "name it by --kv-cache-dtype"),
+        (
+            compressed(config={"attn_cp_size": 2}),
+            "compressed pages with context parallel size 2 are not supported",
+        ),
         (mha({"should_split_heads": True, "tp_lcm_size": 8}), "remove tp_lcm_size"),
         (mha({"tp_rank": 2, "tp_size": 2}), "tp_rank 2 is outside tp_size 2"),
         (mha({"pp_rank": -1}), "pp_rank -1 is outside"),
         (mha({"tp_rank": None}), "tp_rank is None: an integer is needed"),
         (mha({"is_mla_model": True}), "is_mla_model=True but its KV pool is mha"),
-        (lambda: namespace(pools.make_mla_pool()), "is_mla_model=False but its KV pool is mla"),
-        (mla({"attn_cp_size": 2}), "MLA with context parallel size 2"),
+        (mla({"attn_cp_size": 2}), "mla pages with context parallel size 2"),
         (mha(dtype=torch.uint8), "kv_dtype is None: name the format"),
         (fp8("auto"), "kv_dtype is 'auto': name the format"),
         (fp8("nvfp4"), "kv_dtype is 'nvfp4'"),

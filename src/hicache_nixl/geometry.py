@@ -4,12 +4,14 @@ Owns: the address arithmetic from page number to memory segments, the check of t
 indices, and copying between a pool and a flat payload. Must not know: SGLang or torch as imports,
 keys, namespaces, records, stores, transfers.
 
-Every buffer of a pool is a C-contiguous array `(outer, pages, inner bytes)`, so a page is one
-segment per outer index and `address(segment, page) = bases[segment] + page * strides[segment]`.
+Every buffer of a pool is a C-contiguous array `(outer, rows, inner bytes)`, a row per page, so a page
+is one segment per outer index and buffer, and
+`address(segment, page) = bases[segment] + page * strides[segment]`.
 Segments follow the byte order of the page, which is that of SGLang's own flat data page.
 """
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hicache_nixl.errors import RegistrationError
-from hicache_nixl.host_pools import BYTE_ORDERS, read_pool
+from hicache_nixl.host_pools import read_pool
 from hicache_nixl.record import ALIGNMENT
 
 
@@ -32,7 +34,7 @@ class Region:
 
 @dataclass(frozen=True, eq=False)
 class PoolGeometry:
-    """Page -> memory segments of one host pool; immutable, holds no reference to the pool.
+    """Page -> memory segments of one host pool; immutable.
 
     The arrays have one element per segment, in payload order, and are read-only. The caller
     keeps the pool alive while addresses are in use. Construction raises `RegistrationError`
@@ -47,6 +49,8 @@ class PoolGeometry:
     strides: npt.NDArray[np.int64]
     lengths: npt.NDArray[np.int64]
     regions: tuple[Region, ...]
+    resolve: Callable[[Any], Any] | None = None
+    """For pools whose pages move in memory: from the engine's indices to where they are now."""
 
     def __post_init__(self) -> None:
         for name, dtype in (("bases", np.uint64), ("strides", np.int64), ("lengths", np.int64)):
@@ -137,7 +141,8 @@ class PoolGeometry:
         """(n_keys,) page numbers of `n_keys * page_tokens` token indices.
 
         `host_indices` is a one-dimensional integer array or CPU tensor; each run of `page_tokens`
-        indices must be consecutive, start on a page boundary and lie in the pool.
+        indices must be consecutive, start on a page boundary and lie in the pool. In a pool whose
+        pages move, the numbers hold for the transfer that the engine is calling for.
         Raises `RegistrationError`, which names the first index that does not fit.
         """
         indices = _as_integers(host_indices)
@@ -149,7 +154,15 @@ class PoolGeometry:
             )
         if not n_keys:
             return np.empty(0, dtype=np.int64)
-        by_page = indices.reshape(n_keys, tokens)
+        numbers = self._whole_pages(indices)
+        if self.resolve is not None:
+            numbers = self._whole_pages(_as_integers(self.resolve(host_indices)))
+        return numbers
+
+    def _whole_pages(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The pages that token indices cover, each wholly and in order."""
+        tokens = self.page_tokens
+        by_page = indices.reshape(-1, tokens)
         first = by_page[:, 0]
         pages = first // tokens
         limit = self.pages * tokens
@@ -252,16 +265,17 @@ def describe_pool(pool: Any) -> PoolGeometry:
     bases: list[int] = []
     steps: list[int] = []
     for block in known.blocks:
-        step = block.nbytes // (block.outer * known.pages)
-        bases += range(block.address, block.address + block.nbytes, step * known.pages)
+        step = block.nbytes // (block.outer * block.rows)
+        bases += range(block.address, block.address + block.nbytes, step * block.rows)
         steps += [step] * block.outer
     return PoolGeometry(
         layout=known.layout,
-        byte_order=BYTE_ORDERS[known.layout],
+        byte_order=known.byte_order,
         page_tokens=known.page_tokens,
         pages=known.pages,
         bases=np.array(bases, dtype=np.uint64),
         strides=np.array(steps, dtype=np.int64),
         lengths=np.array(steps, dtype=np.int64),
         regions=tuple(Region(block.address, block.nbytes) for block in known.blocks),
+        resolve=known.resolve,
     )

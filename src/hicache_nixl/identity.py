@@ -4,9 +4,10 @@ Owns: the facts that tell two kinds of page bytes apart, their canonical encodin
 and the form of page keys. Must not know: addresses, stores, transfers; SGLang's storage config
 and pools are read by their attributes.
 
-A namespace is the digest of a manifest, a flat dictionary of strings, integers and nulls:
+A namespace is the digest of a manifest, a dictionary of strings, integers, nulls and, as `page`,
+one more of strings and integers:
 
-    format              version of this list (1)
+    format              version of this list (2)
     model_name          exactly as the engine names it; nothing is slugged
     model_revision      from the settings; tells apart models under one name or path
     salt                blake2b-256 of the settings' salt, never the salt itself
@@ -14,20 +15,15 @@ A namespace is the digest of a manifest, a flat dictionary of strings, integers 
     pool_class          class of the host pool
     storage_format_tag  the pool's own name of its page format, where it has one
     kv_dtype            logical type of the elements ("float8_e5m2"), not their size
-    row_layout          axis order of one token in the device pool (MHA; "nhd")
     byte_order          order of the page's axes
+    page                what else tells such pages apart (`host_pools`): layers, heads, widths, …
     page_tokens, payload_bytes
-    layer_start, layer_end, layer_count, target_layer_count (the rest are draft layers)
-    kv_heads            local heads (1 for MLA)
-    k_width, v_width    elements per head (MLA: latent rank and rotary width)
-    row_width           elements a token takes in one layer of one component
-    tp_rank, tp_size    null for MLA, whose page is the same on every TP rank
-    pp_rank, pp_size, cp_rank, cp_size
-    digest              hex of the digest of all fields above
+    tp_rank, tp_size    null for pages that are the same on every TP rank (MLA)
+    pp_rank, pp_size, cp_rank, cp_size, dcp_rank, dcp_size
 
 The data-parallel rank is absent: replicas share. Which heads a rank holds follows from its TP rank
-and size. The digest is blake2b-256, personalised, over the JSON text of the manifest without
-`digest`: keys sorted, no spaces, no floats, UTF-8.
+and size. `digest` is the hex of blake2b-256, personalised, over the JSON text of all fields above:
+keys sorted, no spaces, no floats, UTF-8.
 """
 
 import hashlib
@@ -37,11 +33,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hicache_nixl.errors import RegistrationError, StoreFormatError
+from hicache_nixl.errors import RegistrationError
 from hicache_nixl.geometry import PoolGeometry
-from hicache_nixl.host_pools import attribute, count, pool_kind
+from hicache_nixl.host_pools import (
+    HostPool,
+    RowFormat,
+    attribute,
+    integer,
+    is_replicated,
+    pool_kind,
+    read_pool,
+)
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Raised whenever a field is added, dropped or read differently; old pages then miss."""
 
 # Personal strings keep the three uses of one hash apart; blake2b takes 16 bytes.
@@ -60,25 +64,22 @@ _FIELDS: dict[str, tuple[type, ...]] = {
     "pool_class": (str,),
     "storage_format_tag": (str, type(None)),
     "kv_dtype": (str,),
-    "row_layout": (str,),
     "byte_order": (str,),
+    "page": (dict,),
     "page_tokens": (int,),
     "payload_bytes": (int,),
-    "layer_start": (int,),
-    "layer_end": (int,),
-    "layer_count": (int,),
-    "target_layer_count": (int,),
-    "kv_heads": (int,),
-    "k_width": (int,),
-    "v_width": (int,),
-    "row_width": (int,),
     "tp_rank": (int, type(None)),
     "tp_size": (int, type(None)),
     "pp_rank": (int,),
     "pp_size": (int,),
     "cp_rank": (int,),
     "cp_size": (int,),
+    "dcp_rank": (int,),
+    "dcp_size": (int,),
 }
+
+_COMMON_FIELDS = {"format", "model_name", "pool", "payload_bytes"}
+"""Fields that every format version has."""
 
 _DTYPES = {
     name: name
@@ -111,6 +112,11 @@ class Namespace:
         """Bytes of one page."""
         return int(str(self.manifest["payload_bytes"]))
 
+    @property
+    def is_replicated(self) -> bool:
+        """Whether every TP rank has the same pages, so that one of them writes for all."""
+        return self.manifest["tp_rank"] is None
+
     def __str__(self) -> str:
         model = "".join(c if c.isprintable() else "?" for c in str(self.manifest["model_name"]))
         return f"{self.digest.hex()[:12]} {model} {self.manifest['pool']}"
@@ -128,35 +134,22 @@ def identify(
     """Namespace of the pages of `pool`.
 
     `storage_config` is SGLang's, `settings` has `model_revision` and `salt`. `kv_dtype` is the
-    logical element type; it is needed, and read, only for a pool that keeps fp8 as raw bytes
-    (uint8), where SGLang's host pool no longer says which fp8 it is.
+    engine's KV dtype; it is needed, and read, only for a pool that keeps raw bytes (uint8), where
+    SGLang's host pool does not say what they are.
     Raises `RegistrationError` for everything that can't be told.
     """
-    kind = pool_kind(pool)
-    engine_says_mla = bool(attribute(storage_config, "is_mla_model"))
-    replicated = kind == "mla" and engine_says_mla
-    _refuse_unsupported(storage_config, replicated)
-    if pool_name == "kv" and engine_says_mla != (kind == "mla"):
-        # The engine writes from one rank only, so the others would wait for pages for ever.
-        raise RegistrationError(
-            f"the engine says is_mla_model={engine_says_mla} but its KV pool is {kind}: "
-            "this model is not supported"
-        )
-    if geometry.page_tokens != count(pool, "page_size"):
+    known = read_pool(pool)
+    replicated = is_replicated(pool) and bool(attribute(storage_config, "is_mla_model"))
+    _refuse_unsupported(pool, storage_config, pool_name)
+    if geometry.page_tokens != known.page_tokens:
         raise RegistrationError(
             f"geometry of {geometry.page_tokens}-token pages for a pool of "
-            f"{pool.page_size}-token pages: describe this pool"
+            f"{known.page_tokens}-token pages: describe this pool"
         )
     tp_rank, tp_size = _rank(storage_config, "tp")
     pp_rank, pp_size = _rank(storage_config, "pp")
     cp_rank, cp_size = _rank(storage_config, "attn_cp")
-    if kind == "mla":
-        heads, row_layout, row_width = 1, "latent", count(pool, "kv_cache_dim")
-        k_width, v_width = count(pool, "kv_lora_rank"), count(pool, "qk_rope_head_dim")
-    else:
-        heads, row_layout = count(pool, "head_num"), _row_layout(pool)
-        k_width, v_width = count(pool, "head_dim"), count(pool, "v_head_dim")
-        row_width = heads * k_width
+    dcp_rank, dcp_size = _dcp_rank(storage_config)
     return _seal(
         {
             "format": FORMAT_VERSION,
@@ -168,25 +161,19 @@ def identify(
             "storage_format_tag": _optional_text(
                 "storage_format_tag", getattr(pool, "storage_format_tag", None)
             ),
-            "kv_dtype": _logical_dtype(pool, kv_dtype),
-            "row_layout": row_layout,
+            "kv_dtype": _logical_dtype(type(pool).__name__, known, kv_dtype),
             "byte_order": geometry.byte_order,
+            "page": known.facts,
             "page_tokens": geometry.page_tokens,
             "payload_bytes": geometry.payload_bytes,
-            "layer_start": _integer(pool, "start_layer"),
-            "layer_end": _integer(pool, "end_layer"),
-            "layer_count": count(pool, "layer_num"),
-            "target_layer_count": _integer(pool, "target_layer_num"),
-            "kv_heads": heads,
-            "k_width": k_width,
-            "v_width": v_width,
-            "row_width": row_width,
             "tp_rank": None if replicated else tp_rank,
             "tp_size": None if replicated else tp_size,
             "pp_rank": pp_rank,
             "pp_size": pp_size,
             "cp_rank": cp_rank,
             "cp_size": cp_size,
+            "dcp_rank": dcp_rank,
+            "dcp_size": dcp_size,
         }
     )
 
@@ -194,26 +181,34 @@ def identify(
 def namespace_from_manifest(manifest: Mapping[str, object]) -> Namespace:
     """Namespace of a stored manifest, its digest computed anew and compared.
 
-    Raises `StoreFormatError` for another format version, `RegistrationError` for a manifest
-    that is damaged: a field missing, unknown, of the wrong type, or a digest that does not match.
+    A manifest of another format version has other fields; what its digest and the common ones say
+    is enough to list, evict and clear it, and its pages are never looked up.
+    Raises `RegistrationError` for a manifest that is damaged: a field missing, unknown, of the
+    wrong type, or a digest that does not match.
     """
-    version = manifest.get("format")
-    if isinstance(version, int) and version != FORMAT_VERSION:
-        raise StoreFormatError(
-            f"namespace manifest of format {version}: this version reads {FORMAT_VERSION}"
-        )
     facts = {name: value for name, value in manifest.items() if name != "digest"}
-    if differing := facts.keys() ^ _FIELDS.keys():
+    own = facts.get("format") == FORMAT_VERSION
+    names = _FIELDS.keys() if own else _COMMON_FIELDS
+    unknown = facts.keys() - names if own else set()
+    if differing := (names - facts.keys()) | unknown:
+        name = sorted(map(str, differing))[0]
         raise RegistrationError(
-            f"namespace manifest is damaged: field {sorted(map(str, differing))[0]!r} is "
-            f"{'missing' if differing & _FIELDS.keys() else 'unknown'}"
+            f"namespace manifest is damaged: field {name!r} is "
+            f"{'unknown' if name in facts else 'missing'}"
         )
-    for name, types in _FIELDS.items():
+    for name in names:
         # An exact type: True would pass for 1 and encode as another text.
-        if type(facts[name]) not in types:
+        if type(facts[name]) not in _FIELDS[name]:
             raise RegistrationError(
                 f"namespace manifest is damaged: field {name!r} is {facts[name]!r}"
             )
+    page = facts.get("page") if own else {}
+    if isinstance(page, dict):
+        for name, value in page.items():
+            if type(name) is not str or type(value) not in (int, str):
+                raise RegistrationError(
+                    f"namespace manifest is damaged: fact {name!r} of its pages is {value!r}"
+                )
     namespace = _seal(facts)
     if manifest.get("digest") != namespace.digest.hex():
         raise RegistrationError(
@@ -256,37 +251,48 @@ def _utf8(what: str, text: str) -> bytes:
         raise RegistrationError(f"{what} {text!r} is not valid Unicode") from None
 
 
-def _refuse_unsupported(config: Any, replicated: bool) -> None:
-    if getattr(config, "dcp_size", 1) != 1:
+def _refuse_unsupported(pool: Any, config: Any, pool_name: str) -> None:
+    kind, replicated = pool_kind(pool), is_replicated(pool)
+    engine_replicates = bool(attribute(config, "is_mla_model"))
+    if pool_name == "kv" and engine_replicates and not replicated:
+        # The engine writes from one rank only, so the others would wait for pages for ever.
         raise RegistrationError(
-            f"decode context parallel size {config.dcp_size} is not supported: "
-            "start with --dcp-size 1"
+            f"the engine says is_mla_model=True but its KV pool is {kind}: "
+            "this model is not supported"
         )
     if getattr(config, "should_split_heads", False):
         raise RegistrationError(
             f"tp_lcm_size {getattr(config, 'tp_lcm_size', None)} asks for pages shared between TP "
             "sizes, which is not supported: remove tp_lcm_size from the extra config"
         )
-    if replicated and _rank(config, "attn_cp")[1] != 1:
-        # One TP rank writes; whether its bytes are those of another CP rank isn't known.
+    if replicated and engine_replicates and _rank(config, "attn_cp")[1] != 1:
+        # The engine writes from TP rank 0 alone, which is in one of the CP groups.
         raise RegistrationError(
-            f"MLA with context parallel size {config.attn_cp_size} is not supported: "
-            "start with --attn-cp-size 1"
+            f"{kind} pages with context parallel size {config.attn_cp_size} are not supported, "
+            "because the engine stores those of one CP rank only: start with --attn-cp-size 1"
+        )
+    sizes = getattr(pool, "dcp_size", 1), _dcp_rank(config)[1]
+    if sizes[0] != sizes[1] and (kind == "mla" or sizes[1] == 1):
+        raise RegistrationError(
+            f"host pool of decode context parallel size {sizes[0]} in an engine of {sizes[1]}"
+        )
+    if kind != "mla" and sizes[1] != 1:
+        raise RegistrationError(
+            f"{kind} pages with decode context parallel size {sizes[1]} are not supported: "
+            "start with --dcp-size 1"
         )
 
 
 def _rank(config: Any, prefix: str) -> tuple[int, int]:
-    rank, size = _integer(config, f"{prefix}_rank"), _integer(config, f"{prefix}_size")
+    rank, size = integer(config, f"{prefix}_rank"), integer(config, f"{prefix}_size")
     if not 0 <= rank < size:
         raise RegistrationError(f"{prefix}_rank {rank} is outside {prefix}_size {size}")
     return rank, size
 
 
-def _integer(owner: Any, name: str) -> int:
-    value = attribute(owner, name)
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise RegistrationError(f"{type(owner).__name__}.{name} is {value!r}: an integer is needed")
-    return int(value)
+def _dcp_rank(config: Any) -> tuple[int, int]:
+    """Decode context parallelism is younger than the dynamic storage interface."""
+    return _rank(config, "dcp") if hasattr(config, "dcp_size") else (0, 1)
 
 
 def _text(what: str, value: object) -> str:
@@ -320,23 +326,19 @@ def _salt_digest(salt: object) -> str | None:
     ).hexdigest()
 
 
-def _row_layout(pool: Any) -> str:
-    """Axis order inside one token row, which the host pool copies from the device pool as it is."""
-    infos = attribute(pool, "_buffer_infos")
-    layouts = {str(info.buffers.layout.value) for info in infos}
-    if len(layouts) != 1:
-        raise RegistrationError(
-            f"{type(pool).__name__} mirrors device pools of layouts {sorted(layouts)}: "
-            "one is needed"
-        )
-    return layouts.pop()
-
-
-def _logical_dtype(pool: Any, kv_dtype: str | None) -> str:
-    name = str(attribute(pool, "dtype")).removeprefix("torch.")
-    if name in _DTYPES:
-        return name
-    if name == "uint8":
+def _logical_dtype(pool_class: str, known: HostPool, kv_dtype: str | None) -> str:
+    if known.row_format is RowFormat.DESCRIBED:
+        return known.dtype
+    if known.row_format is RowFormat.ENGINE:
+        if not kv_dtype:
+            raise RegistrationError(
+                f"{pool_class} keeps raw rows and the engine's KV dtype is not known: "
+                "name it by --kv-cache-dtype"
+            )
+        return kv_dtype
+    if known.dtype in _DTYPES:
+        return known.dtype
+    if known.dtype == "uint8":
         if kv_dtype in _FP8_NAMES:
             return _FP8_NAMES[kv_dtype]
         raise RegistrationError(
@@ -344,6 +346,6 @@ def _logical_dtype(pool: Any, kv_dtype: str | None) -> str:
             "--kv-cache-dtype fp8_e4m3 or fp8_e5m2"
         )
     raise RegistrationError(
-        f"unknown KV dtype {name!r} of pool class {type(pool).__name__}: "
+        f"unknown KV dtype {known.dtype!r} of pool class {pool_class}: "
         f"use one of {', '.join(_DTYPES)}"
     )
