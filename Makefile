@@ -22,7 +22,7 @@ venv: $(VENV)/.project $(VENV)/.engine $(VENV)/.warm ## Set up .venv with the bu
 demo: venv ## The real SGLang keeps its KV cache through a kill
 	@$(PYTHON_) -m demo
 
-test: lint venv ## Lint, types and all tests; reports/junit.xml
+test: lint venv .sglang/.pins ## Lint, types and all tests; reports/junit.xml
 	@ci/test.sh $(VENV) $(PYTEST_OPTIONS)
 
 bench: venv ## Measure against the in-tree connector and the bare device
@@ -40,7 +40,7 @@ format: venv ## Let ruff rewrite the sources
 	@$(PYTHON_) -m ruff format --quiet .
 
 clean: ## Remove everything the other commands make
-	rm -rf $(VENV) build dist reports .demo .bench .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .sglang build dist reports .demo .bench .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.pins: requirements.lock ci/make-venv.sh ci/system.sh
@@ -52,6 +52,10 @@ $(VENV)/.project: $(VENV)/.pins pyproject.toml ci/install-wheel.sh $(SOURCES)
 
 $(VENV)/.engine: $(VENV)/.pins docker/engine-cpu/pyproject.toml ci/install-wheel.sh $(ENGINE_SOURCES)
 	@ci/install-wheel.sh $(VENV) docker/engine-cpu dist/engine-cpu
+	@touch $@
+
+.sglang/.pins: $(VENV)/.pins ci/sglang-versions.sh ci/sglang-versions.txt
+	@ci/sglang-versions.sh $(VENV) .sglang
 	@touch $@
 
 # SGLang compiles its page hash at the first request that needs it.

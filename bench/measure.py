@@ -19,7 +19,7 @@ from bench.fio import Fio
 from bench.nixl_bare import BareNixl
 from bench.plan import BATCH_PAGES, BenchError, Plan, format_size
 from bench.pools import HostPages
-from bench.subjects import InTree, Ours, Subject
+from bench.subjects import InTree, Ours, OursByPool, OursOnFiles, Subject
 
 FRESH, STEADY, COLD = "set fresh", "set full store", "get cold"
 PRESENT, ABSENT = "exists, present", "exists, absent"
@@ -102,7 +102,13 @@ class Numbers:
 
 def make_subjects(names: Sequence[str]) -> list[Subject]:
     """The subjects of `names` that hold pages; fio is not one of them."""
-    known: dict[str, Callable[[], Subject]] = {"ours": Ours, "in-tree": InTree, "nixl": BareNixl}
+    known: dict[str, Callable[[], Subject]] = {
+        "ours": Ours,
+        "v2": OursByPool,
+        "files": OursOnFiles,
+        "in-tree": InTree,
+        "nixl": BareNixl,
+    }
     return [known[name]() for name in names if name in known]
 
 

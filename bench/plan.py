@@ -14,7 +14,7 @@ _LEAST_SAMPLES = 4  # those read back must not be evicted
 _ITEM = 2  # bytes of a bfloat16
 LAYOUTS = ("layer_first", "page_first", "page_first_direct")
 WHAT = ("set", "get", "exists", "modes", "large")
-SUBJECTS = ("ours", "in-tree", "nixl", "fio")
+SUBJECTS = ("ours", "v2", "files", "in-tree", "nixl", "fio")
 BATCH_PAGES = 128
 """Pages in one call, the batch SGLang's storage threads use."""
 

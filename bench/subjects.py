@@ -159,6 +159,7 @@ class Ours(_Connector):
     """This project's connector on a slab store, payload checksums verified."""
 
     name = "ours"
+    scheme = "slab"
 
     def setup(self, host: HostPages, directory: Path, capacity: int) -> None:
         try:
@@ -173,7 +174,7 @@ class Ours(_Connector):
             "module_path": "hicache_nixl",
             "class_name": "HiCacheNixlConnector",
             "interface_v1": 1,
-            "store": f"slab://{directory.resolve()}",
+            "store": f"{self.scheme}://{directory.resolve()}",
             "capacity": capacity,
             "verify": "full",
             "use_direct_io": self._mode.direct,
@@ -183,7 +184,7 @@ class Ours(_Connector):
             connector = HiCacheNixlConnector(_storage_config(host, extra), {})
             self._adopt(connector, host)
         except HiCacheNixlError as error:
-            raise BenchError(f"ours ({self._mode.label}): {error}") from error
+            raise BenchError(f"{self.name} ({self._mode.label}): {error}") from error
 
     @staticmethod
     def drop_index(directory: Path) -> int:
@@ -192,3 +193,46 @@ class Ours(_Connector):
         for file in files:
             file.unlink()
         return len(files)
+
+
+class OursOnFiles(Ours):
+    """This project's connector on a files store: one file a page, as in-tree, with a budget."""
+
+    name = "files"
+    scheme = "files"
+
+
+class OursByPool(Ours):
+    """This project's connector through the calls of hybrid models: an anchor without bytes, and
+    the pages in a pool beside it."""
+
+    name = "v2"
+
+    def set(self, keys: Sequence[str]) -> list[bool]:
+        results = self._connector.batch_set_v2(self._transfers(keys), extra_info=self._extra)
+        return list(results[self._pool_name])
+
+    def get(self, keys: Sequence[str]) -> list[bool]:
+        results = self._connector.batch_get_v2(self._transfers(keys), extra_info=self._extra)
+        return list(results[self._pool_name])
+
+    def exists(self, keys: Sequence[str]) -> int:
+        found = self._connector.batch_exists_v2(list(keys), self._transfers(keys), self._extra)
+        return int(found.kv_hit_pages)
+
+    def _transfers(self, keys: Sequence[str]) -> list[Any]:
+        from sglang.srt.mem_cache.hicache_storage import PoolTransfer
+
+        return [PoolTransfer(self._pool_name, host_indices=self._host.indices, keys=list(keys))]
+
+    def _adopt(self, connector: Any, host: HostPages) -> None:
+        from sglang.srt.mem_cache.hicache_storage import PoolName
+        from sglang.srt.mem_cache.memory_pool_host import LogicalHostPool
+
+        self._connector, self._host, self._extra = connector, host, _no_prefix()
+        self._pool_name = PoolName.DEEPSEEK_V4_C4
+        anchor = LogicalHostPool(host.pool.size, host.pool.page_size, layout=host.layout)
+        connector.register_mem_pool_host(anchor)
+        connector.register_mem_host_pool_v2(anchor, PoolName.KV)
+        connector.register_mem_host_pool_v2(host.pool, self._pool_name)
+        connector.on_host_pools_registered()

@@ -17,13 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine_cpu.models import write_model
-from engine_cpu.server import (
-    Completion,
-    EngineConfig,
-    EngineError,
-    EngineServer,
-    connector_storage,
-)
+from engine_cpu.replies import Completion
+from engine_cpu.server import EngineConfig, EngineError, EngineServer, connector_storage
 from rich.console import Console
 from rich.table import Table
 

@@ -1,9 +1,20 @@
-"""How SGLang configures the connector, for tests that build one on SGLang's own host pools."""
+"""How SGLang configures and calls the connector, for tests that build one on its own host pools."""
 
 from pathlib import Path
 from typing import Any
 
 from pools import HiCacheStorageConfig
+
+# isort: split
+from sglang.srt.mem_cache.hicache_storage import (  # noqa: F401 - for whoever imports this
+    HiCacheFile,
+    HiCacheStorage,
+    HiCacheStorageExtraInfo,
+    PoolHitPolicy,
+    PoolName,
+    PoolTransfer,
+)
+from sglang.srt.mem_cache.memory_pool_host import LogicalHostPool  # noqa: F401
 
 
 def config(directory: Path, **changes: Any) -> HiCacheStorageConfig:
@@ -37,3 +48,15 @@ def config(directory: Path, **changes: Any) -> HiCacheStorageConfig:
 def keys(count: int, name: str = "a") -> list[str]:
     """Names of pages, as SGLang makes them: 64 hexadecimal digits."""
     return [f"{ord(name):02x}{i:062x}" for i in range(count)]
+
+
+def corrupt(directory: Path, needle: bytes) -> None:
+    """Flip one bit of the first occurrence of `needle` in the segment files."""
+    for path in directory.glob("*.slab"):
+        content = path.read_bytes()
+        if (at := content.find(needle)) >= 0:
+            with path.open("r+b") as file:
+                file.seek(at)
+                file.write(bytes([needle[0] ^ 1]))
+            return
+    raise AssertionError("the page is not in the store")

@@ -37,15 +37,21 @@ def put_chains(directory: str, names: Iterable[Any], count: int, options: dict[s
             tenant.put(slabs.chain_keys(name, count))
 
 
-def die(
-    point: str, when: str, action: str, directories: list[str], options: dict[str, Any]
-) -> None:
-    """Carry out an action on a store, and exit where `point` (module:name) is called."""
+def find_owner(point: str) -> tuple[Any, str]:
+    """What holds `point` (module:dotted name), and its name there."""
     module_name, _, name = point.partition(":")
     owner: Any = importlib.import_module(module_name)
     *path, attribute = name.split(".")
     for part in path:
         owner = getattr(owner, part)
+    return owner, attribute
+
+
+def die(
+    point: str, when: str, action: str, directories: list[str], options: dict[str, Any]
+) -> None:
+    """Carry out an action on a store, and exit where `point` (module:name) is called."""
+    owner, attribute = find_owner(point)
     setattr(owner, attribute, _dying(getattr(owner, attribute), when))
     with slabs.open_plain([Path(name) for name in directories], **options) as tenant:
         if action == "put":

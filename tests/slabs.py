@@ -375,13 +375,16 @@ def open_files(kind: str = "") -> int:
 # -- other processes --------------------------------------------------------------------------
 
 
-def start_child(function: str, *arguments: object, **environment: str) -> subprocess.Popen[str]:
-    """Run `slab_children.<function>(*arguments)` in a process of its own; arguments as JSON.
+def start_child(
+    function: str, *arguments: object, module: str = "slab_children", **environment: str
+) -> subprocess.Popen[str]:
+    """Run `<module>.<function>(*arguments)` in a process of its own; arguments as JSON.
 
     What it prints goes to a pipe.
     """
     return subprocess.Popen(
-        [sys.executable, "-m", "slab_children", function, json.dumps(arguments, default=str)],
+        [sys.executable, "-m", module, function, json.dumps(arguments, default=str)],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         env=os.environ

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import pools
-from connectors import config, keys
+from connectors import config, corrupt, keys
 from hicache_nixl import HiCacheNixlConnector
 from hicache_nixl.errors import HiCacheNixlError, RegistrationError, SettingsError, StoreError
 from pools import HiCacheStorageExtraInfo
@@ -28,6 +28,7 @@ def connect(tmp_path: Path):  # type: ignore[no-untyped-def]
         connector = HiCacheNixlConnector(config(directory or tmp_path / "store", **changes), {})
         opened.append(connector)
         connector.register_mem_pool_host(pool)
+        connector.on_host_pools_registered()
         return connector
 
     yield make
@@ -257,18 +258,6 @@ def test_exists_stops_at_the_first_hole(connect: Any) -> None:
     assert connector.batch_exists(names) == 200
 
 
-def corrupt(directory: Path, needle: bytes) -> None:
-    """Flip one bit of the first occurrence of `needle` in the segment files."""
-    for path in directory.glob("*.slab"):
-        content = path.read_bytes()
-        if (at := content.find(needle)) >= 0:
-            with path.open("r+b") as file:
-                file.seek(at)
-                file.write(bytes([needle[0] ^ 1]))
-            return
-    raise AssertionError("the page is not in the store")
-
-
 def test_a_flipped_bit_is_a_miss(connect: Any, tmp_path: Path) -> None:
     """Three good pages, then one with a flipped bit: True, True, True, False, and it can be
     written again."""
@@ -339,21 +328,13 @@ def test_call_before_register(tmp_path: Path) -> None:
 
 
 def test_register_twice(connect: Any) -> None:
-    """A second pool is refused; the first one stays in use."""
+    """The same pool again changes nothing; a second one is refused and the first stays in use."""
     pool = mha()
     connector = connect(pool)
-    with pytest.raises(RegistrationError, match="registered already"):
+    connector.register_mem_pool_host(pool)
+    with pytest.raises(RegistrationError, match="'kv' is registered already"):
         connector.register_mem_pool_host(mha())
     assert connector.batch_set_v1(keys(1), all_indices(pool, 1)) == [True]
-
-
-def test_hybrid_pools_are_refused_by_name(connect: Any) -> None:
-    """The KV pool may come again through v2; any other pool is refused by its name."""
-    pool = mha()
-    connector = connect(pool)
-    connector.register_mem_host_pool_v2(pool, "kv")
-    with pytest.raises(RegistrationError, match="'mamba'"):
-        connector.register_mem_host_pool_v2(mha(), "mamba")
 
 
 def test_unknown_layout(connect: Any) -> None:
@@ -449,7 +430,7 @@ def test_backup_and_prefetch_threads_together(connect: Any) -> None:
     def backup(offset: int) -> None:
         for _ in range(20):
             connector.batch_set_v1(keys(32), pools.token_indices(list(range(32)), 16))
-            connector._tier.store.clear(connector._registered()[2].digest)
+            connector.clear()
 
     def prefetch(offset: int) -> None:
         places = list(range(offset, offset + 32))

@@ -1,7 +1,9 @@
 """Pages of real SGLang host pools, against SGLang's own view of them."""
 
 import ctypes
+import gc
 import timeit
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -322,6 +324,30 @@ def hand_made(**changes: Any) -> PoolGeometry:
         "regions": (Region(4096, 64),),
     }
     return PoolGeometry(**{**fields, **changes})
+
+
+@pytest.mark.parametrize("v_head_dim", [8, 4])
+def test_pages_outlive_the_pool(v_head_dim: int) -> None:
+    """A pool that SGLang has destroyed can still be copied from: its memory is kept."""
+    pool = pools.make_mha_pool(v_head_dim=v_head_dim, seed=1)
+    geometry = describe_pool(pool)
+    expected = b"".join(
+        buffer.reshape(-1)[3 * length : 4 * length].view(torch.uint8).numpy().tobytes()
+        for buffer in (pool.k_buffer, pool.v_buffer)
+        for length in [buffer.numel() // 4]
+    )
+    released = [weakref.ref(buffer) for buffer in geometry.memory]
+    pool.kv_buffer = None
+    pool.__dict__.clear()
+    del pool
+    gc.collect()
+    out = np.zeros((1, geometry.payload_bytes), np.uint8)
+    geometry.gather([3], out)
+    assert out.tobytes() == expected
+    assert all(reference() is not None for reference in released)
+    del geometry
+    gc.collect()
+    assert all(reference() is None for reference in released)
 
 
 def test_payload_bytes_is_the_sum_of_segments() -> None:

@@ -8,7 +8,13 @@ import pytest
 
 import hicache_nixl
 from hicache_nixl.errors import SettingsError
-from hicache_nixl.launch import IO_BACKENDS, PREFETCH_POLICIES, WRITE_POLICIES, launch_args
+from hicache_nixl.launch import (
+    IO_BACKENDS,
+    PREFETCH_POLICIES,
+    WRITE_POLICIES,
+    attach_request,
+    launch_args,
+)
 from hicache_nixl.settings import load_settings
 
 STORE = {"store": "slab:///nvme0/hicache"}
@@ -73,6 +79,59 @@ def test_in_tree_configuration_passes_through() -> None:
     """A plugin map reaches the server as it was written."""
     plugin = {"posix": {"active": True, "use_uring": "true"}}
     assert extra_config(STORE | {"plugin": plugin})["plugin"] == plugin
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"plugin": {"posix": {"active": True, "use_uring": "true"}}, "use_direct_io": False},
+        {"plugin.posix.active": "true", "l3_cleaner_high_watermark": 85.5},
+        {"use_uring": "true", "prefetch_threshold": 16},
+    ],
+)
+def test_in_tree_configuration_gives_the_same_settings(given: dict[str, Any]) -> None:
+    """What the server reads from the printed flags is what the in-tree configuration says."""
+    environ = {"SGLANG_HICACHE_NIXL_BACKEND_STORAGE_DIR": "/nvme0/kv"}
+    words = launch_args(given, environ=environ)
+    printed = json.loads(words[words.index("--hicache-storage-backend-extra-config") + 1])
+    theirs, ours = (load_settings(config, environ=environ) for config in (given, printed))
+    unnamed = {"notes": ()}
+    assert theirs.model_copy(update=unnamed) == ours.model_copy(update=unnamed)
+    assert [note.replace("SGLang's extra config", "given settings") for note in ours.notes] == list(
+        theirs.notes
+    )
+
+
+def test_storage_flags_alone() -> None:
+    """For a server that has its other flags, the two that name the connector are enough."""
+    words = launch_args(STORE, storage_only=True, environ={})
+    assert words[:2] == ["--hicache-storage-backend", "dynamic"]
+    assert words[2:] == launch_args(STORE, environ={})[-3:-1]
+
+
+def test_attach_request() -> None:
+    """The body for a running server names the backend, and its configuration as a text."""
+    body = attach_request(STORE | {"prefetch_threshold": 16}, environ={})
+    assert body["hicache_storage_backend"] == "dynamic"
+    config = json.loads(body["hicache_storage_backend_extra_config_json"])
+    assert config == extra_config(STORE | {"prefetch_threshold": 16})
+    assert set(body) == {"hicache_storage_backend", "hicache_storage_backend_extra_config_json"}
+    with pytest.raises(SettingsError, match="set store"):
+        attach_request({}, environ={})
+
+
+def test_sglang_accepts_the_attach_request() -> None:
+    """The body has the fields of SGLang's own request, and its parser reads the configuration."""
+    pytest.importorskip("pools", reason="SGLang is not installed")
+    from sglang.srt.managers.io_struct import AttachHiCacheStorageReqInput
+    from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import HybridCacheController
+
+    body = attach_request(STORE | {"prefetch_threshold": 16}, environ={})
+    request = AttachHiCacheStorageReqInput(**body)
+    parse = HybridCacheController.parse_storage_backend_extra_config
+    config, threshold, _, _, prefix_keys = parse(request.hicache_storage_backend_extra_config_json)
+    assert (threshold, prefix_keys) == (16, True)
+    assert load_settings(config, environ={}).store == load_settings(STORE, environ={}).store
 
 
 def test_server_reads_the_same_settings() -> None:

@@ -20,6 +20,16 @@ def tier(tmp_path: Path) -> Iterator[startup.Tier]:
     started.close()
 
 
+def test_files_store_is_named(tmp_path: Path) -> None:
+    """The block of a files store says what it is and where."""
+    values = {"store": f"files://{tmp_path / 'store'}", "capacity": "32MiB", "staging": "1MiB"}
+    tier = startup.assemble(load_settings(values, environ={}))
+    try:
+        assert f"files in {tmp_path / 'store'}" in probe.describe_tier(tier)
+    finally:
+        tier.close()
+
+
 def by_topic(tier: Any) -> dict[str, probe.Finding]:
     return {row.topic: row for row in probe.findings(tier)}
 

@@ -1,9 +1,6 @@
 """Claims about where settings come from, what is refused and in which words."""
 
-import importlib.util
 import json
-import tomllib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,52 +8,9 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from hicache_nixl.errors import SettingsError
+from configurations import GIB, LOADER, MIB, SECRET, STORAGE_DIR, STORE, load, refusal, write
 from hicache_nixl.settings import KEYS, Settings, load_host_pool_settings, load_settings
 from hicache_nixl.store_url import StoreUrl, parse_store_urls
-
-MIB, GIB = 1 << 20, 1 << 30
-STORE = "slab:///nvme0/hicache"
-STORAGE_DIR = "SGLANG_HICACHE_NIXL_BACKEND_STORAGE_DIR"
-LOADER = {
-    "backend_name": "hicache_nixl",
-    "module_path": "hicache_nixl",
-    "class_name": "HiCacheNixlConnector",
-    "interface_v1": 1,
-}
-SECRET = "wJalrXUtnFEMI/K7MDENG"
-
-
-def load(
-    extra_config: Mapping[str, Any] | None = None,
-    environ: Mapping[str, str] | None = None,
-    **changes: Any,
-) -> Settings:
-    """Settings over a store, from `extra_config` and no environment but `environ`."""
-    return load_settings(
-        {"store": STORE} | dict(extra_config or {}), environ=environ or {}, **changes
-    )
-
-
-def refusal(
-    extra_config: Mapping[str, Any] | None = None,
-    environ: Mapping[str, str] | None = None,
-    **changes: Any,
-) -> str:
-    """The message by which this configuration is refused: one line without pydantic's words."""
-    with pytest.raises(SettingsError) as caught:
-        load_settings(extra_config, environ=environ or {}, **changes)
-    message = str(caught.value)
-    assert "\n" not in message
-    assert "pydantic" not in message
-    assert "input_value" not in message
-    assert caught.value.__cause__ is None
-    return message
-
-
-def write(path: Path, text: str) -> Path:
-    path.write_text(text, encoding="utf-8")
-    return path
 
 
 def test_defaults() -> None:
@@ -77,6 +31,7 @@ def test_defaults() -> None:
         "host_pool_allocator": False,
         "model_revision": None,
         "salt": None,
+        "in_tree_directories": (),
         "notes": (),
     }
 
@@ -95,7 +50,11 @@ def test_settings_are_frozen_and_strict() -> None:
 def test_every_field_is_described() -> None:
     """Every field has a description, and every key is a field."""
     assert all(field.description for field in Settings.model_fields.values())
-    assert set(KEYS) == set(Settings.model_fields) - {"plugin_parameters", "notes"}
+    assert set(KEYS) == set(Settings.model_fields) - {
+        "plugin_parameters",
+        "in_tree_directories",
+        "notes",
+    }
 
 
 TYPICAL: dict[str, tuple[Any, Any]] = {
@@ -413,10 +372,8 @@ def test_store_urls_round_trip(url: StoreUrl) -> None:
         ("slab:///a,slab:///a", "are the same"),
         (["slab:///a", "slab:///b/../a/"], "are the same"),
         ("slab:///a,s3://bucket", "only slab stores can be striped"),
-        (
-            "files:///mnt/3fs",
-            "files:// stores are not served by this version, which serves slab://",
-        ),
+        ("files:///mnt/3fs?x=1", "a files URL takes none"),
+        ("files:///a,files:///b", "only slab stores can be striped"),
         ("s3://bucket/prefix?endpoint=http://minio:9000", "s3:// stores are not served"),
         ("azure://container", "azure:// stores are not served"),
         ("s3:///prefix", "names no bucket"),
@@ -472,232 +429,6 @@ def test_interface_v1_is_required_by_sglang(value: object) -> None:
 def test_extra_config_must_be_a_mapping() -> None:
     """An extra config that is not a mapping is refused by its type."""
     assert "pass a mapping" in refusal([("store", STORE)])  # type: ignore[arg-type]
-
-
-# --- configuration of the in-tree connector
-
-IN_TREE_SAMPLE = """
-use_direct_io = true
-l3_cleaner_enabled = true
-l3_cleaner_high_watermark = 80.0
-l3_cleaner_low_watermark = 70.0
-[plugin.posix]
-use_uring = "true"
-active = true
-[plugin.gds]
-batch_pool_size = 128
-batch_limit = 128
-max_request_size = 16777216
-[plugin.gds_mt]
-thread_count = 4
-[plugin.3fs]
-mount_point = "/mnt/3fs"
-mem_config = "dram"
-iopool_size = 64
-[plugin.obj]
-num_threads = 4
-endpoint_override = ""
-crtMinLimit = 5242880
-throughput_target_gbps = 25
-scheme = "http"
-region = ""
-req_checksum = "required"
-ca_bundle = ""
-access_key = ""
-secrete_key = ""
-session_token = ""
-use_virtual_addressing = "true"
-bucket = ""
-"""
-
-
-def test_in_tree_configuration_works_unchanged(tmp_path: Path) -> None:
-    """A file that lists everything the in-tree connector knows is understood, with notes."""
-    file = write(tmp_path / "nixl.toml", IN_TREE_SAMPLE)
-    settings = load_settings(
-        LOADER, config_file=file, environ={STORAGE_DIR: f"{tmp_path}/a, {tmp_path}/b,"}
-    )
-    assert [url.path for url in settings.store] == [f"{tmp_path}/a", f"{tmp_path}/b"]
-    assert (settings.plugin, settings.queue, settings.use_direct_io) == ("posix", "uring", True)
-    assert settings.plugin_parameters == ()
-    text = "\n".join(settings.notes)
-    assert f"environment variable {STORAGE_DIR} is read as store = slab://{tmp_path}/a" in text
-    assert f"plugin.posix.use_uring (file {file}) is read as queue = uring" in text
-    assert "l3_cleaner_high_watermark = 80" in text
-    assert all("\n" not in note for note in settings.notes)
-
-
-def test_sample_file_of_the_installed_sglang_is_understood() -> None:
-    """The sample that SGLang ships is accepted as it is."""
-    spec = importlib.util.find_spec("sglang")  # not imported, it takes seconds
-    if spec is None or not spec.submodule_search_locations:
-        pytest.skip("SGLang is not installed")
-    folder = Path(spec.submodule_search_locations[0], "srt", "mem_cache", "storage", "nixl")
-    sample = (folder / "nixl.config.toml.sample").read_text(encoding="utf-8")
-    assert load(LOADER | tomllib.loads(sample)).queue == "uring"
-
-
-@pytest.mark.parametrize("truth", [True, "true", "True"])
-@pytest.mark.parametrize("form", ["map", "flat"])
-@pytest.mark.parametrize(("flag", "queue"), [("use_uring", "uring"), ("use_aio", "aio")])
-def test_in_tree_queue_flags(truth: object, form: str, flag: str, queue: str) -> None:
-    """use_uring and use_aio choose the queue, as JSON boolean or text, nested or flat."""
-    config = (
-        {"plugin": {"POSIX": {"active": truth, flag: truth}}} if form == "map" else {flag: truth}
-    )
-    settings = load(config | {"use_direct_io": False})
-    assert settings.queue == queue
-    assert settings.use_direct_io is False
-    assert settings.plugin == ("posix" if form == "map" else "auto")
-    assert any(f"is read as queue = {queue}" in note for note in settings.notes)
-
-
-@pytest.mark.parametrize("value", [False, "false", "False"])
-def test_in_tree_flags_that_are_off(value: object) -> None:
-    """A queue flag that is off says nothing, and use_posix_aio may be off."""
-    flags = {"use_uring": value, "use_aio": value, "use_posix_aio": value}
-    assert load(flags) == load()
-    assert load({"plugin": {"posix": {"active": True, **flags}}}).queue == "auto"
-
-
-def test_plugin_parameters_are_kept() -> None:
-    """Parameters of the active plug-in are kept as text for that plug-in."""
-    posix = {"active": True, "ios_pool_size": "65536", "kernel_queue_size": 256}
-    settings = load({"plugin": {"posix": posix, "gds": {"batch_limit": 1}}})
-    assert settings.parameters_for("posix") == {
-        "ios_pool_size": "65536",
-        "kernel_queue_size": "256",
-    }
-    assert settings.parameters_for("gds") == {}
-    assert load({"thread_count": 4, "plugin": "gds_mt"}).parameters_for("gds_mt") == {
-        "thread_count": "4"
-    }
-
-
-@pytest.mark.parametrize(
-    ("config", "words"),
-    [
-        ({"plugin": {"posix": {}}}, ["plugin (given settings)", "none is active", "exactly one"]),
-        ({"plugin": {}}, ["none is active"]),
-        ({"plugin": {"posix": {"active": "false"}}}, ["none is active"]),
-        (
-            {"plugin": {"posix": {"active": True}, "gds": {"active": "true"}}},
-            ["posix and gds are active", "exactly one"],
-        ),
-        ({"plugin": {"posix": {"active": True}, "POSIX": {}}}, ["plugin.posix is given twice"]),
-        ({"plugin": {"posix": True}}, ["plugin.posix", "is not a map"]),
-        ({"plugin": {"posix": {"active": "perhaps"}}}, ["plugin.posix.active", "'perhaps'"]),
-        ({"plugin": {"obj": {"active": True}}}, ["plugin.obj.active", "object stores"]),
-        (
-            {"plugin": {"posix": {"active": True, "use_posix_aio": "true"}}},
-            ["plugin.posix.use_posix_aio", "every later one fails"],
-        ),
-        ({"use_posix_aio": True}, ["use_posix_aio", "every later one fails", '"aio"']),
-        ({"use_uring": True, "use_aio": True}, ["use_uring", "use_aio", "disagree"]),
-        ({"use_uring": True, "queue": "aio"}, ["use_uring", "queue", "disagree"]),
-        ({"use_uring": "perhaps"}, ["use_uring", "'perhaps'", "true or false"]),
-        (
-            {"use_uring": True, "plugin": {"posix": {"active": True}}},
-            ["use_uring stands beside a plugin map", "plugin.posix.use_uring"],
-        ),
-        ({"kernel_queue_size": 0}, ["kernel_queue_size", "above zero"]),
-        ({"kernel_queue_size": True}, ["kernel_queue_size", "above zero"]),
-        ({"ios_pool_size": "many"}, ["ios_pool_size", "'many'"]),
-        ({"mount_point": 3}, ["mount_point", "is not a text"]),
-        ({"bucket": "b"}, ["bucket", "object stores"]),
-        ({"l3_cleaner_enabled": "perhaps"}, ["l3_cleaner_enabled", "true or false"]),
-        ({"l3_cleaner_high_watermark": 101}, ["l3_cleaner_high_watermark", "percentage"]),
-        ({"l3_cleaner_low_watermark": "nan"}, ["l3_cleaner_low_watermark", "percentage"]),
-    ],
-)
-def test_refused_in_tree_configuration(config: dict[str, Any], words: list[str]) -> None:
-    """In-tree keys that contradict each other or cannot be served are one line with the fix."""
-    message = refusal({"store": STORE} | config)
-    assert all(word in message for word in words), message
-
-
-def test_in_tree_cleaner_becomes_notes() -> None:
-    """The in-tree cleaner's keys are accepted, each with a note that points to capacity."""
-    settings = load(
-        {
-            "l3_cleaner_enabled": False,
-            "l3_cleaner_high_watermark": "85.5",
-            "l3_cleaner_low_watermark": 75,
-        }
-    )
-    assert len(settings.notes) == 3
-    assert all("capacity" in note for note in settings.notes)
-    assert settings.model_copy(update={"notes": ()}) == load()
-
-
-@pytest.mark.parametrize(
-    ("environ", "field", "value"),
-    [
-        ({"SGLANG_HICACHE_NIXL_BACKEND_PLUGIN": "POSIX"}, "plugin", "posix"),
-        ({"SGLANG_HICACHE_NIXL_BACKEND_PLUGIN": "auto"}, "plugin", "auto"),
-        ({"SGLANG_HICACHE_NIXL_BACKEND_PLUGIN": "GDS_MT"}, "plugin", "gds_mt"),
-        ({"SGLANG_HICACHE_NIXL_USE_DIRECT_IO": "0"}, "use_direct_io", False),
-        ({"SGLANG_HICACHE_NIXL_USE_DIRECT_IO": "yes"}, "use_direct_io", True),
-        ({"SGLANG_HUGEPAGE_SIZE": "2MB"}, "hugepage_size", 2 * MIB),
-        ({"SGLANG_HUGEPAGE_SIZE": " 1gb"}, "hugepage_size", GIB),
-        ({"SGLANG_HUGEPAGE_SIZE": "2MB"}, "hugepages", "prefer"),
-    ],
-)
-def test_in_tree_variables(environ: dict[str, str], field: str, value: object) -> None:
-    """SGLang's variables set what they mean here, each with a note."""
-    settings = load(environ=environ)
-    assert getattr(settings, field) == value
-    assert len(settings.notes) == 1
-    assert settings.notes[0].startswith(f"environment variable {next(iter(environ))} is read as")
-
-
-@pytest.mark.parametrize(
-    ("environ", "words"),
-    [
-        ({"SGLANG_HUGEPAGE_SIZE": "4MB"}, ["SGLANG_HUGEPAGE_SIZE", "'4MB'", '"2MB" or "1GB"']),
-        ({"SGLANG_HUGEPAGE_SIZE": "2097153"}, ["SGLANG_HUGEPAGE_SIZE", '"2MB" or "1GB"']),
-        (
-            {"SGLANG_HICACHE_NIXL_BACKEND_PLUGIN": "OBJ"},
-            ["SGLANG_HICACHE_NIXL_BACKEND_PLUGIN", "object stores"],
-        ),
-        (
-            {"SGLANG_HICACHE_NIXL_USE_DIRECT_IO": "maybe"},
-            ["SGLANG_HICACHE_NIXL_USE_DIRECT_IO", "'maybe'"],
-        ),
-        (
-            {"SGLANG_HICACHE_NIXL_USE_DIRECT_IO": "1", "HICACHE_NIXL_USE_DIRECT_IO": "0"},
-            ["SGLANG_HICACHE_NIXL_USE_DIRECT_IO", "HICACHE_NIXL_USE_DIRECT_IO", "disagree"],
-        ),
-        ({STORAGE_DIR: "relative/dir"}, [STORAGE_DIR, "'relative/dir'", "absolute"]),
-        ({STORAGE_DIR: "/a,/b/../a"}, [STORAGE_DIR, "are the same"]),
-    ],
-)
-def test_refused_variables(environ: dict[str, str], words: list[str]) -> None:
-    """A variable that cannot be used is named with its value and what is accepted."""
-    config = None if STORAGE_DIR in environ else {"store": STORE}
-    message = refusal(config, environ)
-    assert all(word in message for word in words), message
-
-
-@pytest.mark.parametrize("source", ["mapping", "environment", "file"])
-def test_store_and_in_tree_directory_are_refused(source: str, tmp_path: Path) -> None:
-    """A store beside the in-tree directory variable is an error naming both, even if equal."""
-    environ = {STORAGE_DIR: "/nvme0/hicache"}
-    config_file = None
-    if source == "environment":
-        environ["HICACHE_NIXL_STORE"] = STORE
-    elif source == "file":
-        config_file = write(tmp_path / "s.toml", f'store = "{STORE}"')
-    config = {"store": STORE} if source == "mapping" else None
-    message = refusal(config, environ, config_file=config_file)
-    assert STORAGE_DIR in message
-    assert ("HICACHE_NIXL_STORE" if source == "environment" else "store (") in message
-    assert "disagree" not in message
-
-
-def test_in_tree_directories_need_no_escaping() -> None:
-    """A directory in the in-tree variable may hold characters that a URL would escape."""
-    assert load_settings(environ={STORAGE_DIR: "/a b/100%?#"}).store[0].path == "/a b/100%?#"
 
 
 # --- huge pages

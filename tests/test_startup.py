@@ -3,6 +3,7 @@
 import gc
 import os
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from hicache_nixl import startup
 from hicache_nixl.errors import SettingsError, StoreError, TransferError
 from hicache_nixl.settings import Settings, load_settings
 from hicache_nixl.stores import slab_segments
+from hicache_nixl.stores.files import FilesStore
 
 
 def settings(directory: Path, **changes: Any) -> Settings:
@@ -108,6 +110,32 @@ def test_unloadable_plugin_is_refused_by_name(tmp_path: Path) -> None:
     """A plug-in that was asked for and cannot be loaded stops the start and says why."""
     with pytest.raises(SettingsError, match="gds_mt"):
         startup.choose_io(settings(tmp_path, plugin="gds_mt"), [tmp_path])
+
+
+def test_files_store_is_chosen_by_its_url(tmp_path: Path) -> None:
+    """files:// opens a files store on the same engines, and releases everything."""
+    startup.assemble(settings(tmp_path / "warm", store=f"files://{tmp_path / 'warm'}")).close()
+    before = descriptors()
+    threads = threading.active_count()
+    tier = startup.assemble(settings(tmp_path / "x", store=f"files://{tmp_path / 'store'}"))
+    assert isinstance(tier.store, FilesStore)
+    assert (tmp_path / "store" / "namespaces").is_dir()
+    tier.close()
+    tier.close()
+    assert descriptors() <= before
+    assert threading.active_count() <= threads
+    with pytest.raises(StoreError, match="a slab store"):
+        startup.assemble(settings(tmp_path / "slab")).close()
+        startup.assemble(settings(tmp_path / "x", store=f"files://{tmp_path / 'slab'}"))
+
+
+@pytest.mark.parametrize("plugin", ["gds", "gds_mt", "3fs"])
+def test_unloadable_plugin_is_refused_for_files(tmp_path: Path, plugin: str) -> None:
+    """A plug-in that cannot be loaded here says why at start; the store is not touched by it."""
+    where = f"files://{tmp_path / 'store'}"
+    with pytest.raises(SettingsError, match=f"plugin='{plugin}' does not work here: .+"):
+        startup.assemble(settings(tmp_path, store=where, plugin=plugin))
+    assert [path.name for path in (tmp_path / "store").glob(".*")] == []
 
 
 def test_missing_parent_is_refused(tmp_path: Path) -> None:

@@ -1,17 +1,19 @@
 """The face toward SGLang: `HiCacheNixlConnector`, loaded as its `dynamic` storage backend.
 
 Calls come in with keys and host indices and go out as a boolean per page. Trouble with storage is a
-miss here, never an exception; wrong use (no pool registered, lengths that do not fit) is an error.
-With `connector_plugin`, this is the only module that imports sglang.
+miss here, never an exception; wrong use (a pool that is not registered, lengths that do not fit) is
+an error, raised before anything is touched. With `connector_plugin` and `connector_versions`, this
+is the only module that imports sglang.
 
-SGLang calls `batch_set_v1` from its backup thread and `batch_exists` and `batch_get_v1` from its
-prefetch threads, at the same time. It keeps the leading run of True and drops the rest.
+The v1 calls move pages of the anchor pool, the v2 calls those of any pool by its name. SGLang sets
+from its backup thread, the pools beside the anchor first, and asks and gets from its prefetch
+threads, at the same time. It keeps the leading run of True and drops the rest.
 """
 
 import logging
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from sglang.srt.mem_cache.hicache_storage import (
@@ -20,26 +22,26 @@ from sglang.srt.mem_cache.hicache_storage import (
     HiCacheStorageExtraInfo,
 )
 
-from hicache_nixl.batch import Batch
+from hicache_nixl import connector_versions
 from hicache_nixl.errors import RegistrationError, StoreError
-from hicache_nixl.geometry import PoolGeometry, describe_pool
+from hicache_nixl.geometry import PoolGeometry
+from hicache_nixl.hybrid import HitPolicy, Need, Verdict, restorable_prefixes
 from hicache_nixl.identity import Namespace, identify, key_bytes
 from hicache_nixl.metrics import Meter
+from hicache_nixl.page_moves import PageMoves, PoolPages
 from hicache_nixl.probe import describe_tier
+from hicache_nixl.registered_pools import PoolTable, RegisteredPool, StoredKeys
 from hicache_nixl.settings import load_settings
 from hicache_nixl.startup import Tier, assemble
-from hicache_nixl.stores.base import Flags
 
 logger = logging.getLogger(__name__)
 
-_KV_POOL = "kv"
+_ANCHOR = "kv"
+_STORED_ON_EVERY_RANK = "mamba"
+"""The one pool that SGLang stores on TP ranks that do not store KV."""
 _ONE_TENSOR = (
-    'moves one tensor at a time and is not served; set "interface_v1": 1 in '
-    "--hicache-storage-backend-extra-config"
-)
-_HYBRID = (
-    "hybrid models (pools beside the KV pool) are not served by this version; start SGLang without "
-    "--hicache-storage-backend for them"
+    "the calls that move one tensor at a time are not served; set "
+    '"interface_v1": 1 in --hicache-storage-backend-extra-config'
 )
 
 
@@ -57,11 +59,15 @@ class HiCacheNixlConnector(HiCacheStorage):  # type: ignore[misc]
         self, storage_config: HiCacheStorageConfig, kwargs: dict[str, Any] | None = None
     ) -> None:
         del kwargs
-        self._config = storage_config
+        self._config = connector_versions.complete(storage_config)
         self._settings = load_settings(storage_config.extra_config)
         self._tier: Tier = assemble(self._settings)
-        self._pool: tuple[Any, PoolGeometry, Namespace] | None = None
+        self._pools = PoolTable(self._tier, self._namespace)
+        self._anchor: RegisteredPool | None = None
+        # A version that does not say when its first pools are complete gets a line for each.
+        self._announced = not hasattr(HiCacheStorage, "on_host_pools_registered")
         self._meter = Meter()
+        self._moves = PageMoves(self._tier, self._meter, self._settings.deadline)
         self._warned_prefix = False
         self._close_lock = threading.Lock()
         self._closed = False
@@ -72,62 +78,139 @@ class HiCacheNixlConnector(HiCacheStorage):  # type: ignore[misc]
     # -- pools --------------------------------------------------------------------------------
 
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
-        """Take the host pool whose pages the v1 calls move. Once."""
-        if self._pool is not None:
+        """Take the anchor: the pool whose pages the v1 calls move."""
+        self._anchor = self._register(mem_pool_host, _ANCHOR)
+        super().register_mem_pool_host(mem_pool_host)
+
+    def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
+        """Take a pool under its name, also the anchor once more. The same pool under the same name
+        changes nothing; another one is a RegistrationError."""
+        name = _text(host_pool_name)
+        if name != _ANCHOR:
+            connector_versions.refuse_beside_kv(name)
+        self._register(host_pool, name)
+
+    def on_host_pools_registered(self) -> None:
+        """Say what was registered. RegistrationError if there are no bytes to store."""
+        pools = self._pools.all()
+        if all(pool.page_bytes is None for pool in pools):
             raise RegistrationError(
-                f"a host pool is registered already ({self._pool[2]}); one connector serves one"
+                "no host pool with bytes is registered (registered: "
+                f"{', '.join(pool.name for pool in pools) or 'none'}); an anchor that only counts "
+                "pages needs the pools with the bytes beside it"
             )
-        geometry = describe_pool(mem_pool_host)
-        namespace = identify(
-            pool=mem_pool_host,
+        self._announced = True
+        logger.info("%s", "\n  ".join(["host pools", *map(str, pools)]))
+
+    def _register(self, host_pool: Any, name: str) -> RegisteredPool:
+        if self._closed:
+            raise RegistrationError("the connector is closed")
+        pool, is_new = self._pools.add(host_pool, name)
+        if is_new and self._announced:
+            logger.info("host pool %s", pool)
+        if is_new and name != _STORED_ON_EVERY_RANK and not self._config.is_storage_writer:
+            self._warn_if_never_stored(pool)
+        return pool
+
+    def _warn_if_never_stored(self, pool: RegisteredPool) -> None:
+        if pool.page_bytes is not None and self._writes(pool):
+            logger.warning(
+                "host pool %r differs between TP ranks, but on rank %d SGLang stores only %r: no "
+                "prefix that needs it will be restored; use --tp-size 1, or a draft model whose KV "
+                "is the same on every rank",
+                pool.name,
+                self._config.tp_rank,
+                _STORED_ON_EVERY_RANK,
+            )
+
+    def _writes(self, pool: RegisteredPool) -> bool:
+        """Whether this rank stores the pool; where ranks hold the same bytes, one does for all."""
+        page_bytes = pool.page_bytes
+        shared = page_bytes is not None and page_bytes.namespace.is_replicated
+        return self._config.is_storage_writer or not shared
+
+    def _namespace(self, host_pool: Any, geometry: PoolGeometry, name: str) -> Namespace:
+        return identify(
+            pool=host_pool,
             geometry=geometry,
             storage_config=self._config,
             settings=self._settings,
-            pool_name=_KV_POOL,
-            kv_dtype=_engine_kv_dtype(),
-        )
-        needed = self._tier.mover.placement(geometry).staging_bytes
-        if needed > self._tier.staging.nbytes:
-            raise RegistrationError(
-                f"a page of {namespace} needs {needed} bytes of staging, there are "
-                f"{self._tier.staging.nbytes}; raise staging"
-            )
-        self._tier.store.open_namespace(namespace)
-        self._tier.register_pool(geometry)
-        self._pool = (mem_pool_host, geometry, namespace)
-        super().register_mem_pool_host(mem_pool_host)
-        logger.info(
-            "pool %s: %s, %d pages of %d tokens, %d bytes in %d segments, %s",
-            namespace,
-            geometry.layout,
-            geometry.pages,
-            geometry.page_tokens,
-            geometry.payload_bytes,
-            len(geometry.lengths),
-            "in place" if self._tier.mover.placement(geometry).in_place else "through staging",
+            pool_name=name,
+            kv_dtype=connector_versions.kv_dtype(host_pool),
         )
 
-    def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
-        """The KV pool is known already; pools of hybrid models are refused."""
-        if self._pool is not None and host_pool is self._pool[0]:
-            return
-        raise RegistrationError(f"host pool {str(host_pool_name)!r}: {_HYBRID}")
+    def _registered(self) -> RegisteredPool:
+        """The anchor."""
+        if self._closed:
+            raise RegistrationError("the connector is closed")
+        if self._anchor is None:
+            raise RegistrationError("no host pool is registered; call register_mem_pool_host first")
+        return self._anchor
 
-    # -- pages --------------------------------------------------------------------------------
+    # -- what is stored -----------------------------------------------------------------------
 
     def batch_exists(
         self, keys: list[str], extra_info: HiCacheStorageExtraInfo | None = None
     ) -> int:
-        """Length of the leading run of `keys` that is stored."""
+        """Length of the leading run of `keys` that the anchor has stored.
+
+        0 if the anchor has no bytes: only v2 says which other pools a prefix needs.
+        """
         del extra_info
-        _, _, namespace = self._registered()
-        names = [key_bytes(key) for key in keys]
+        return self._restorable(self._registered(), keys, []).pages
+
+    def batch_exists_v2(
+        self,
+        keys: list[str],
+        pool_transfers: Sequence[Any] | None = None,
+        extra_info: HiCacheStorageExtraInfo | None = None,
+    ) -> Any:
+        """Which prefixes of `keys` can be restored, as SGLang's PoolTransferResult.
+
+        `pool_transfers` name the pools beside the anchor and what a prefix needs of each; of their
+        keys only the number counts. `restorable_prefix_pages` is always filled, ascending.
+        """
+        from sglang.srt.mem_cache.hicache_storage import PoolTransferResult
+
+        del extra_info
+        anchor = self._registered()
+        verdict = self._restorable(anchor, keys, [self._need(t) for t in pool_transfers or ()])
+        result = PoolTransferResult(verdict.pages, verdict.boundaries)
+        result.restorable_prefix_pages = verdict.restorable
+        return result
+
+    def _restorable(
+        self, anchor: RegisteredPool, keys: Sequence[str], needs: Sequence[Need]
+    ) -> Verdict:
+        stored = StoredKeys(self._tier.store, self._pools, keys)
         with self._meter.exists(len(keys)) as measured:
             try:
-                measured.hits = self._tier.store.exists(namespace.digest, names)
+                name = None if anchor.page_bytes is None else anchor.name
+                verdict = restorable_prefixes(len(keys), name, needs, stored)
             except StoreError as error:
                 self._meter.trouble("exists", error)
-        return measured.hits
+                return Verdict([], {})
+            measured.hits = verdict.pages
+        return verdict
+
+    def _need(self, transfer: Any) -> Need:
+        pool = self._pools[_text(transfer.name)]
+        try:
+            policy = HitPolicy(_text(transfer.hit_policy))
+        except ValueError:
+            raise RegistrationError(
+                f"host pool {pool.name!r} has the hit policy {_text(transfer.hit_policy)!r}: known "
+                f"are {', '.join(HitPolicy)}"
+            ) from None
+        return Need(
+            pool.name,
+            policy,
+            trailing=max(1, len(transfer.keys or ())),
+            block_pages=getattr(transfer, "block_pages", 0),
+            group_pages=getattr(transfer, "group_pages", 0),
+        )
+
+    # -- pages --------------------------------------------------------------------------------
 
     def batch_get_v1(
         self,
@@ -135,13 +218,15 @@ class HiCacheNixlConnector(HiCacheStorage):  # type: ignore[misc]
         host_indices: Any,
         extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> list[bool]:
-        """Read pages into the host pool; True for each that is there, whole and right.
+        """Read pages into the anchor's host pool; True for each that is there, whole and right.
 
         `host_indices`: token indices, `page_tokens` for each key. Host pages whose result is False
         hold undefined bytes. Blocks for at most the `deadline` of the settings, with one exception:
-        see `RecordMover`.
+        see `RecordMover`. An anchor without bytes has nothing to read: True.
         """
-        return self._move("get", self._tier.store.get, keys, host_indices, extra_info)
+        anchor = self._registered()
+        batch = anchor.batch(keys, host_indices)
+        return self._moves.read([PoolPages(len(keys), batch, self._prefix(extra_info))])[0]
 
     def batch_set_v1(
         self,
@@ -149,40 +234,63 @@ class HiCacheNixlConnector(HiCacheStorage):  # type: ignore[misc]
         host_indices: Any,
         extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> list[bool]:
-        """Store pages of the host pool; True for each that is stored now.
+        """Store pages of the anchor's host pool; True for each that is stored now.
 
         Where ranks hold the same bytes (MLA), one of them writes and the others say True at once.
         """
-        if not self._config.is_storage_writer:
-            self._registered()[1].page_numbers(host_indices, len(keys))
-            return [True] * len(keys)
-        return self._move("set", self._tier.store.put, keys, host_indices, extra_info)
+        anchor = self._registered()
+        batch = anchor.batch(keys, host_indices)
+        batch = batch if self._writes(anchor) else None
+        return self._moves.write([PoolPages(len(keys), batch, self._prefix(extra_info))])[0]
 
-    def _move(
-        self,
-        name: str,
-        operation: Callable[..., Flags],
-        keys: list[str],
-        host_indices: Any,
-        extra_info: HiCacheStorageExtraInfo | None,
-    ) -> list[bool]:
-        _, geometry, namespace = self._registered()
-        numbers = geometry.page_numbers(host_indices, len(keys))
-        if not keys:
-            return []
-        batch = Batch(geometry, numbers, [key_bytes(key) for key in keys], namespace.digest)
-        deadline = time.monotonic() + self._settings.deadline
-        with self._meter.moving(name, len(keys), geometry.payload_bytes) as measured:
-            try:
-                flags = operation(
-                    self._tier.mover, batch, self._prefix(extra_info), deadline=deadline
+    def batch_get_v2(
+        self, transfers: Sequence[Any], extra_info: HiCacheStorageExtraInfo | None = None
+    ) -> dict[str, list[bool]]:
+        """Read pages of several pools; for each, by its name, what `batch_get_v1` says.
+
+        One deadline holds for the whole call.
+        """
+        self._registered()
+        parts = self._parts(transfers, extra_info)
+        return dict(zip(parts, self._moves.read(list(parts.values())), strict=True))
+
+    def batch_set_v2(
+        self, transfers: Sequence[Any], extra_info: HiCacheStorageExtraInfo | None = None
+    ) -> dict[str, list[bool]]:
+        """Store pages of several pools; for each, by its name, what `batch_set_v1` says.
+
+        One deadline holds for the whole call. A prefix is not restored before all its pools are
+        stored, so their order does not matter.
+        """
+        self._registered()
+        parts = {
+            name: part if self._writes(self._pools[name]) else replace(part, batch=None)
+            for name, part in self._parts(transfers, extra_info).items()
+        }
+        return dict(zip(parts, self._moves.write(list(parts.values())), strict=True))
+
+    def _parts(
+        self, transfers: Sequence[Any], extra_info: HiCacheStorageExtraInfo | None
+    ) -> dict[str, PoolPages]:
+        """What transfers move, by pool. Raises RegistrationError for the first that is wrong."""
+        parts: dict[str, PoolPages] = {}
+        prefix: Sequence[bytes] | None = None
+        for transfer in transfers:
+            pool = self._pools[_text(transfer.name)]
+            if pool.name in parts:
+                raise RegistrationError(
+                    f"host pool {pool.name!r} is named twice in one call: name each pool once"
                 )
-            except StoreError as error:
-                self._meter.trouble(name, error)
-                return [False] * len(keys)
-            results: list[bool] = flags.tolist()
-            measured.hits = sum(results)
-        return results
+            keys = transfer.keys or []
+            empty = not keys and transfer.host_indices is None
+            batch = None if empty else pool.batch(keys, transfer.host_indices)
+            if _text(transfer.hit_policy) == HitPolicy.TRAILING_PAGES:
+                # What lies before the trailing pages is not in use.
+                parts[pool.name] = PoolPages(len(keys), batch)
+                continue
+            prefix = self._prefix(extra_info) if prefix is None else prefix
+            parts[pool.name] = PoolPages(len(keys), batch, prefix)
+        return parts
 
     def _prefix(self, extra_info: HiCacheStorageExtraInfo | None) -> Sequence[bytes]:
         keys = None if extra_info is None else extra_info.prefix_keys
@@ -197,32 +305,28 @@ class HiCacheNixlConnector(HiCacheStorage):  # type: ignore[misc]
             return ()
         return [key_bytes(key) for key in keys]
 
-    def _registered(self) -> tuple[Any, PoolGeometry, Namespace]:
-        if self._closed:
-            raise RegistrationError("the connector is closed")
-        if self._pool is None:
-            raise RegistrationError("no host pool is registered; call register_mem_pool_host first")
-        return self._pool
-
     # -- administration -----------------------------------------------------------------------
 
     def clear(self) -> bool:
-        """Forget the pages of this pool's namespace; those of others stay. False on trouble."""
-        _, _, namespace = self._registered()
+        """Forget the pages of the registered pools' namespaces; those of others stay. False on
+        trouble."""
+        self._registered()
+        pages = 0
         try:
-            pages = self._tier.store.clear(namespace.digest)
+            for pool in self._pools.all():
+                if pool.page_bytes is not None:
+                    pages += self._tier.store.clear(pool.page_bytes.namespace.digest)
         except (StoreError, OSError) as error:
             self._meter.trouble("clear", error)
             return False
-        logger.info("cleared %d pages of %s", pages, namespace)
+        logger.info("cleared %d pages of %d host pools", pages, len(self._pools.all()))
         return True
 
     def get_stats(self) -> Any:
-        """Pages and GB/s of each call since the last `get_stats`, as SGLang's StorageMetrics."""
-        from sglang.srt.observability.metrics_collector import StorageMetrics
-
+        """Pages and GB/s of each call since the last `get_stats`, as SGLang's StorageMetrics; the
+        pools of a v2 call are one sample."""
         gets, sets = self._meter.drain()
-        return StorageMetrics(
+        return connector_versions.storage_metrics()(
             prefetch_pgs=[pages for pages, _ in gets],
             backup_pgs=[pages for pages, _ in sets],
             prefetch_bandwidth=[rate for _, rate in gets],
@@ -239,47 +343,17 @@ class HiCacheNixlConnector(HiCacheStorage):  # type: ignore[misc]
 
     # -- interfaces that are not served -------------------------------------------------------
 
-    def get(self, *args: Any, **kwargs: Any) -> Any:
-        """Refused, see `_ONE_TENSOR`."""
-        raise NotImplementedError(f"get {_ONE_TENSOR}")
+    def _one_tensor(self, *args: Any, **kwargs: Any) -> Any:
+        """Refused: SGLang then copies every page on the way."""
+        raise NotImplementedError(_ONE_TENSOR)
 
-    def batch_get(self, *args: Any, **kwargs: Any) -> Any:
-        """Refused, see `_ONE_TENSOR`."""
-        raise NotImplementedError(f"batch_get {_ONE_TENSOR}")
-
-    def set(self, *args: Any, **kwargs: Any) -> Any:
-        """Refused, see `_ONE_TENSOR`."""
-        raise NotImplementedError(f"set {_ONE_TENSOR}")
-
-    def batch_set(self, *args: Any, **kwargs: Any) -> Any:
-        """Refused, see `_ONE_TENSOR`."""
-        raise NotImplementedError(f"batch_set {_ONE_TENSOR}")
+    get = batch_get = set = batch_set = _one_tensor
 
     def exists(self, key: str) -> bool:
         """Whether one page is stored."""
         return self.batch_exists([key]) == 1
 
-    def batch_exists_v2(self, *args: Any, **kwargs: Any) -> Any:
-        """Refused: hybrid pools."""
-        raise NotImplementedError(f"batch_exists_v2: {_HYBRID}")
 
-    def batch_get_v2(self, *args: Any, **kwargs: Any) -> Any:
-        """Refused: hybrid pools."""
-        raise NotImplementedError(f"batch_get_v2: {_HYBRID}")
-
-    def batch_set_v2(self, *args: Any, **kwargs: Any) -> Any:
-        """Refused: hybrid pools."""
-        raise NotImplementedError(f"batch_set_v2: {_HYBRID}")
-
-
-def _engine_kv_dtype() -> str | None:
-    """The server's --kv-cache-dtype, which names the format of pools of raw bytes; None outside a
-    server or where this SGLang version does not tell."""
-    try:
-        from sglang.srt.runtime_context import get_context, get_model
-    except ImportError:
-        return None
-    if not get_context().is_config_namespace_published("model"):
-        return None
-    value = getattr(get_model(), "kv_cache_dtype", None)
-    return None if value is None else str(value)
+def _text(value: Any) -> str:
+    """The text of SGLang's string enumerations, whatever their `str()` says."""
+    return str(getattr(value, "value", value))

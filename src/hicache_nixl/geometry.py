@@ -4,8 +4,8 @@ Owns: the address arithmetic from page number to memory segments, the check of t
 indices, and copying between a pool and a flat payload. Must not know: SGLang or torch as imports,
 keys, namespaces, records, stores, transfers.
 
-Every buffer of a pool is a C-contiguous array `(outer, rows, inner bytes)`, a row per page, so a page
-is one segment per outer index and buffer, and
+Every buffer of a pool is a C-contiguous array `(outer, rows, inner bytes)`, a row for each page.
+So a page is one segment per outer index and buffer, and
 `address(segment, page) = bases[segment] + page * strides[segment]`.
 Segments follow the byte order of the page, which is that of SGLang's own flat data page.
 """
@@ -36,8 +36,8 @@ class Region:
 class PoolGeometry:
     """Page -> memory segments of one host pool; immutable.
 
-    The arrays have one element per segment, in payload order, and are read-only. The caller
-    keeps the pool alive while addresses are in use. Construction raises `RegistrationError`
+    The arrays have one element per segment, in payload order, and are read-only. Addresses are good
+    as long as what `memory` holds is kept. Construction raises `RegistrationError`
     when a segment of any page leaves its region.
     """
 
@@ -51,6 +51,8 @@ class PoolGeometry:
     regions: tuple[Region, ...]
     resolve: Callable[[Any], Any] | None = None
     """For pools whose pages move in memory: from the engine's indices to where they are now."""
+    memory: tuple[Any, ...] = ()
+    """The pool's tensors: SGLang drops its own reference to them before it detaches the storage."""
 
     def __post_init__(self) -> None:
         for name, dtype in (("bases", np.uint64), ("strides", np.int64), ("lengths", np.int64)):
@@ -278,4 +280,5 @@ def describe_pool(pool: Any) -> PoolGeometry:
         lengths=np.array(steps, dtype=np.int64),
         regions=tuple(Region(block.address, block.nbytes) for block in known.blocks),
         resolve=known.resolve,
+        memory=known.memory,
     )

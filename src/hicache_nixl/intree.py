@@ -1,120 +1,134 @@
 """Configuration written for SGLang's in-tree NIXL connector, read as settings of this one.
 
-This module owns SGLang's names: the `plugin` map, its flat form, `l3_cleaner_*` and the
-`SGLANG_*` variables. It must not know defaults, nor which source wins.
+This module owns SGLang's names: the `plugin` map, its flat and dotted forms, `l3_cleaner_*` and
+the `SGLANG_*` variables. It must not know defaults, nor which source wins.
 
 What has no counterpart here becomes a note; what would be served wrongly is refused.
 """
 
-import re
+import functools
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from hicache_nixl.errors import SettingsError
+from hicache_nixl.intree_plugins import (
+    ALIASES,
+    OBJECT_STORES,
+    OWNERS,
+    PARAMETERS,
+    QUEUES,
+    REFUSED_QUEUE,
+)
+from hicache_nixl.intree_store import CLEANER_KEYS
 from hicache_nixl.sources import ENVIRONMENT, Given, looks_like_credential, unknown_key
-from hicache_nixl.store_url import StoreUrl, slab_directory
 from hicache_nixl.units import describe, parse_bool
 
 STORAGE_DIR = "SGLANG_HICACHE_NIXL_BACKEND_STORAGE_DIR"
-# One plug-in parameter; its value is the triple (plug-in, name, text).
+PLUGIN_VARIABLE = "SGLANG_HICACHE_NIXL_BACKEND_PLUGIN"
+_VARIABLES = {
+    STORAGE_DIR: "directories",
+    PLUGIN_VARIABLE: "plugin",
+    "SGLANG_HICACHE_NIXL_USE_DIRECT_IO": "use_direct_io",
+    "SGLANG_HUGEPAGE_SIZE": "hugepage_size",
+}
 PARAMETER = "plugin_parameters"
+"""The setting of one plug-in parameter; its value is the triple (plug-in, name, text)."""
 
-# Read by SGLang, or put there by it; they mean nothing to a store.
-SGLANG_KEYS = frozenset(
+FLAT_KEYS = (*OWNERS, *CLEANER_KEYS)
+"""Top-level keys of the in-tree connector that are not also keys of this one."""
+
+# Read by SGLang from its extra config, and nowhere else.
+_TUNING = frozenset(
     {
-        "allocator",
-        "backend_name",
-        "class_name",
-        "file_storage_path",
         "hicache_storage_pass_prefix_keys",
-        "interface_v1",
-        "interface_v2",
-        "module_path",
         "prefetch_threshold",
         "prefetch_timeout_base",
         "prefetch_timeout_per_ki_token",
         "tp_lcm_size",
     }
 )
+SGLANG_KEYS = _TUNING | {
+    "allocator",
+    "backend_name",
+    "class_name",
+    "file_storage_path",
+    "interface_v1",
+    "interface_v2",
+    "module_path",
+}
+"""Read by SGLang, or put there by it; they mean nothing to a store."""
+
+# Values by which the in-tree connector takes a plug-in for active; others are not, in silence.
+_ACTIVE = (True, "true", "True")
+_TOP_LEVEL = ("use_direct_io", *CLEANER_KEYS)
 _T = TypeVar("_T")
 
-_VARIABLES = {
-    "SGLANG_HICACHE_NIXL_BACKEND_PLUGIN": "plugin",
-    "SGLANG_HICACHE_NIXL_USE_DIRECT_IO": "use_direct_io",
-    "SGLANG_HUGEPAGE_SIZE": "hugepage_size",
-}
-_QUEUES = {"use_uring": "uring", "use_aio": "aio"}
-_REFUSED_QUEUE = "use_posix_aio"
-# Values that must be whole numbers above zero, and values of any text.
-_COUNTS = {
-    "posix": ("ios_pool_size", "kernel_queue_size"),
-    "gds": ("batch_pool_size", "batch_limit", "max_request_size"),
-    "gds_mt": ("thread_count",),
-    "3fs": ("iopool_size",),
-    "obj": ("num_threads", "crtMinLimit", "throughput_target_gbps"),
-}
-_TEXTS = {
-    "3fs": ("mount_point", "mem_config"),
-    "obj": (
-        "bucket",
-        "ca_bundle",
-        "endpoint_override",
-        "region",
-        "req_checksum",
-        "resp_checksum",
-        "scheme",
-        "use_virtual_addressing",
-    ),
-}
-PLUGINS = tuple(_COUNTS)
-_CLEANER_KEYS = ("l3_cleaner_enabled", "l3_cleaner_high_watermark", "l3_cleaner_low_watermark")
 
+@dataclass
+class Reading:
+    """What a source says in the in-tree connector's words."""
 
-def _parameters(plugin: str) -> tuple[str, ...]:
-    queues = (*_QUEUES, _REFUSED_QUEUE) if plugin == "posix" else ()
-    return (*queues, *_COUNTS[plugin], *_TEXTS.get(plugin, ()))
-
-
-_OWNER = {name: plugin for plugin in PLUGINS for name in _parameters(plugin)}
-# Top-level keys of the in-tree connector that are not also keys of this one.
-FLAT_KEYS = (*_OWNER, *_CLEANER_KEYS)
+    given: list[Given] = field(default_factory=list)
+    flat: list[Given] = field(default_factory=list)
+    """Parameters without a plug-in, which are meant for the one in use."""
+    notes: list[str] = field(default_factory=list)
 
 
 def from_environment(environ: Mapping[str, str]) -> list[Given]:
     """What the `SGLANG_*` variables set; an empty variable counts as unset."""
-    found = [
+    return [
         Given(setting, environ[name], name, ENVIRONMENT)
         for name, setting in _VARIABLES.items()
         if environ.get(name, "").strip()
     ]
-    if directories := environ.get(STORAGE_DIR, "").strip():
-        given = Given("store", None, STORAGE_DIR, ENVIRONMENT)
-        urls = explained(given, lambda: _directories(directories))
-        if urls:
-            found.append(Given("store", urls, STORAGE_DIR, ENVIRONMENT))
-    return found
 
 
-def from_mapping(mapping: Mapping[str, object], source: str) -> tuple[list[Given], list[str]]:
-    """What the in-tree keys in `mapping` set, and notes on those without a counterpart."""
-    found: list[Given] = []
-    plugin = mapping.get("plugin")
-    flat = {key: value for key, value in mapping.items() if key in _OWNER and value is not None}
-    if isinstance(plugin, Mapping):
-        found += _from_plugin_map(plugin, source)
+def from_mapping(mapping: Mapping[str, object], source: str) -> Reading:
+    """What the in-tree keys in `mapping` set. A null value counts as not given."""
+    reading = Reading()
+    plugins = _plugin_map(mapping, source)
+    flat = {key: value for key, value in mapping.items() if key in OWNERS and value is not None}
+    if plugins is not None:
         if flat:
+            name = next(iter(flat))
             raise SettingsError(
-                f"{source}: {next(iter(flat))} stands beside a plugin map; "
-                f"move it to plugin.{_OWNER[next(iter(flat))]}.{next(iter(flat))}"
+                f"{source}: {name} stands beside a plugin map; "
+                f"move it to plugin.{OWNERS[name][0]}.{name}"
             )
+        _read_plugin_map(plugins, source, reading)
+    for name in flat:
+        if set(OWNERS[name]) <= set(OBJECT_STORES):
+            raise SettingsError(
+                f"{name} ({source}) belongs to object stores, which this version does not serve; "
+                "remove it"
+            )
+    by_plugin: dict[str, dict[str, object]] = {}
     for name, value in flat.items():
-        if _OWNER[name] == "obj":
-            raise SettingsError(
-                f"{name} ({source}) belongs to object stores, and this version serves slab:// "
-                "stores; remove it"
-            )
-        found += _from_parameter(_OWNER[name], name, value, name, source)
-    return found, _cleaner_notes(mapping, source)
+        reading.flat.append(Given(PARAMETER, value, name, source))
+        owner = next(plugin for plugin in OWNERS[name] if plugin not in OBJECT_STORES)
+        by_plugin.setdefault(owner, {})[name] = value
+    for plugin, section in by_plugin.items():
+        _read_parameters(plugin, section, "", source, reading)
+    for key in CLEANER_KEYS:
+        if mapping.get(key) is not None:
+            reading.given.append(Given(key, mapping[key], key, source))
+    direct = mapping.get("use_direct_io")
+    if isinstance(direct, str) and not truth(direct, "use_direct_io", source):
+        reading.notes.append(
+            f"use_direct_io = {describe(direct)} ({source}) is read as false; "
+            "the in-tree connector takes every text for true"
+        )
+    return reading
+
+
+def tuning_notes(mapping: Mapping[str, object], source: str) -> list[str]:
+    """Notes on keys that SGLang reads from its extra config and not from a settings file."""
+    return [
+        f"{key} ({source}) is not used: SGLang reads it from its extra config only"
+        for key in mapping
+        if key in _TUNING
+    ]
 
 
 def explained(given: Given, read: Callable[[], _T]) -> _T:
@@ -125,111 +139,140 @@ def explained(given: Given, read: Callable[[], _T]) -> _T:
         raise SettingsError(f"{given.origin}: {error}") from None
 
 
-def _directories(text: str) -> tuple[StoreUrl, ...]:
-    names = [name.strip() for name in text.split(",")]
-    return tuple(slab_directory(name) for name in names if name)
+def truth(value: object, key: str, source: str) -> bool:
+    """`value` as a boolean; errors name `key` and `source`."""
+    return explained(Given(key, value, key, source), lambda: parse_bool(value))
 
 
-def _from_plugin_map(plugins: Mapping[str, object], source: str) -> list[Given]:
-    active: dict[str, Mapping[str, object]] = {}
-    seen: set[str] = set()
-    for raw_name, section in plugins.items():
-        name = raw_name.lower() if isinstance(raw_name, str) else raw_name
-        if name not in PLUGINS:
-            raise unknown_key(raw_name, source, PLUGINS, prefix="plugin.")
-        if name in seen:
-            raise SettingsError(f"{source}: plugin.{name} is given twice; keep one")
-        seen.add(name)
-        if not isinstance(section, Mapping):
+def _plugin_map(mapping: Mapping[str, object], source: str) -> dict[str, dict[str, object]] | None:
+    """Sections by plug-in, nested and dotted forms together; None where there are none."""
+    pairs: list[tuple[str, object]] = []
+    nested = mapping.get("plugin")
+    if isinstance(nested, Mapping):
+        for name, section in nested.items():
+            if not isinstance(name, str):
+                raise unknown_key(name, source, PARAMETERS, prefix="plugin.")
+            pairs.append((name, section))
+    pairs += [(key[7:], value) for key, value in mapping.items() if key.startswith("plugin.")]
+    if not pairs and not isinstance(nested, Mapping):
+        return None
+    if nested is not None and not isinstance(nested, Mapping):
+        raise SettingsError(
+            f"{source}: plugin = {describe(nested)} stands beside plugin.{pairs[0][0]}; keep one"
+        )
+    sections: dict[str, dict[str, object]] = {}
+    spelled: dict[str, str] = {}
+    for path, value in pairs:
+        written, _, parameter = path.partition(".")
+        name = ALIASES.get(written.lower(), written.lower())
+        if name not in PARAMETERS:
+            raise unknown_key(written, source, (*PARAMETERS, *ALIASES), prefix="plugin.")
+        if parameter:
+            value = {parameter: value}
+        if not isinstance(value, Mapping):
             raise SettingsError(
-                f"plugin.{name} ({source}): {describe(section)} is not a map of parameters; "
+                f"plugin.{written} ({source}): {describe(value)} is not a map of parameters; "
                 'write for example {"active": true}'
             )
-        _check_section(name, section, source)
-        if _truth(section.get("active", False), f"plugin.{name}.active", source):
-            active[name] = section
-    if len(active) != 1:
-        what = f"{' and '.join(active)} are" if active else "none is"
+        twice = spelled.setdefault(name, written) != written
+        section = sections.setdefault(name, {})
+        again = next((key for key in value if key in section), None)
+        if twice or again is not None:
+            what = f"plugin.{name}" if twice else f"plugin.{name}.{again}"
+            raise SettingsError(f"{source}: {what} is given twice; keep one")
+        section.update(value)
+    return sections
+
+
+def _read_plugin_map(
+    plugins: Mapping[str, Mapping[str, object]], source: str, reading: Reading
+) -> None:
+    active: list[str] = []
+    for name, section in plugins.items():
+        _check_keys(name, section, source)
+        if _is_active(section.get("active"), f"plugin.{name}.active", source):
+            active.append(name)
+    if not active:
         raise SettingsError(
-            f"plugin ({source}): {what} active; set active = true for exactly one, "
-            "for example plugin.posix.active"
+            f"plugin ({source}): none is active; set active = true for one, "
+            f"for example plugin.{next(iter(plugins), 'posix')}.active"
         )
-    ((name, section),) = active.items()
-    found = [Given("plugin", name, f"plugin.{name}.active", source)]
-    for key, value in section.items():
-        if key != "active":
-            found += _from_parameter(name, key, value, f"plugin.{name}.{key}", source)
-    return found
+    # As in-tree: the first active one counts.
+    chosen, *others = active
+    key = f"plugin.{chosen}.active"
+    reading.given.append(Given("plugin", chosen, key, source))
+    reading.notes += [
+        f"plugin.{name}.active ({source}) is not used: {key} comes first" for name in others
+    ]
+    idle = [f"plugin.{name}" for name in plugins if name not in active]
+    if idle:
+        what = f"{', '.join(idle)} ({source})"
+        reading.notes.append(f"{what} {'is' if len(idle) == 1 else 'are'} not active")
+    section = {name: value for name, value in plugins[chosen].items() if name != "active"}
+    _read_parameters(chosen, section, f"plugin.{chosen}.", source, reading)
 
 
-def _check_section(plugin: str, section: Mapping[str, object], source: str) -> None:
-    known = ("active", *_parameters(plugin))
+def _is_active(value: object, key: str, source: str) -> bool:
+    if value is None or not truth(value, key, source):
+        return False
+    if value not in _ACTIVE:
+        raise SettingsError(
+            f"{key} ({source}): {describe(value)} does not make a plug-in active in the in-tree "
+            "connector; write true"
+        )
+    return True
+
+
+def _check_keys(plugin: str, section: Mapping[Any, object], source: str) -> None:
+    known = ("active", *PARAMETERS[plugin])
     for key, value in section.items():
         # The in-tree sample file lists every credential with an empty value.
         if isinstance(key, str) and looks_like_credential(key) and value in ("", None):
             continue
+        if key in _TOP_LEVEL:
+            raise SettingsError(
+                f"{source}: plugin.{plugin}.{key} is read by nobody; {key} stands outside the "
+                "plugin map, in TOML above the first [plugin.…] line"
+            )
         if key not in known:
             raise unknown_key(key, source, known, prefix=f"plugin.{plugin}.")
 
 
-def _from_parameter(plugin: str, name: str, value: object, key: str, source: str) -> list[Given]:
-    if plugin == "obj":
-        return []  # refused as a plug-in, by the setting
-    if name == _REFUSED_QUEUE:
-        if _truth(value, key, source):
-            raise SettingsError(
-                f"{key} ({source}): true is refused, because after one failed POSIX AIO transfer "
-                'every later one fails; set queue to "auto", "uring" or "aio"'
-            )
-        return []
-    if name in _QUEUES:
-        chosen = _truth(value, key, source)
-        return [Given("queue", _QUEUES[name], key, source)] if chosen else []
-    text = "" if value is None else str(value).strip()
-    if name in _COUNTS[plugin]:
-        whole = isinstance(value, str | int) and not isinstance(value, bool)
-        if not whole or re.fullmatch("[1-9][0-9]{0,17}", text) is None:
-            raise SettingsError(
-                f"{key} ({source}): {describe(value)} is not a whole number above zero; "
-                "write for example 256"
-            )
-    elif not isinstance(value, str | None):
-        raise SettingsError(f"{key} ({source}): {describe(value)} is not a text")
-    return [Given(PARAMETER, (plugin, name, text), key, source)] if text else []
-
-
-def _truth(value: object, key: str, source: str) -> bool:
-    return explained(Given(key, value, key, source), lambda: parse_bool(value))
-
-
-def _cleaner_notes(mapping: Mapping[str, object], source: str) -> list[str]:
-    notes: list[str] = []
-    for key in _CLEANER_KEYS:
-        value = mapping.get(key)
-        if value is None:
+def _read_parameters(
+    plugin: str, section: Mapping[str, object], prefix: str, source: str, reading: Reading
+) -> None:
+    """The parameters of the plug-in in use; keys are written as `prefix` + name."""
+    queues: dict[str, bool] = {}
+    for name, value in section.items():
+        check = PARAMETERS[plugin].get(name)
+        if check is None or value is None:  # an empty credential
             continue
-        if key == "l3_cleaner_enabled":
-            if not _truth(value, key, source):
-                notes.append(
-                    f"{key} = false ({source}) is not used: the store keeps inside capacity by "
-                    "itself, and no cleaner runs beside it"
-                )
-            continue
-        percent = _percent(value, key, source)
-        notes.append(
-            f"{key} = {percent:g} ({source}) is not used: capacity is the byte budget, and the "
-            "fill level of the disk starts no eviction"
-        )
-    return notes
+        key = prefix + name
+        given = Given(PARAMETER, value, key, source)
+        text = explained(given, functools.partial(check, value))
+        if text == "":
+            reading.notes.append(f"{key} ({source}) is empty and counts as not given")
+        elif name in QUEUES or name == REFUSED_QUEUE:
+            queues[name] = text == "true"
+        else:
+            reading.given.append(Given(PARAMETER, (plugin, name, text), key, source))
+    _read_queues(queues, prefix, source, reading)
 
 
-def _percent(value: object, key: str, source: str) -> float:
-    try:
-        percent = float(value) if isinstance(value, str | int | float) else -1.0
-    except (ValueError, OverflowError):
-        percent = -1.0
-    if isinstance(value, bool) or not 0 <= percent <= 100:
+def _read_queues(queues: Mapping[str, bool], prefix: str, source: str, reading: Reading) -> None:
+    if queues.get(REFUSED_QUEUE):
         raise SettingsError(
-            f"{key} ({source}): {describe(value)} is not a percentage; write for example 80.0"
+            f"{prefix}{REFUSED_QUEUE} ({source}): true is refused, because after one failed POSIX "
+            'AIO transfer every later one fails; set queue to "auto", "uring" or "aio"'
         )
-    return percent
+    chosen = {name: queue for name, queue in QUEUES.items() if queues.get(name)}
+    if not chosen and queues.get("use_uring") is False and "use_aio" not in queues:
+        chosen = {"use_uring": "aio"}  # what NIXL then uses
+    reading.given += [
+        Given("queue", queue, prefix + name, source) for name, queue in chosen.items()
+    ]
+    reading.notes += [
+        f"{prefix}{name} = false ({source}) chooses no queue"
+        for name in queues
+        if name not in chosen
+    ]

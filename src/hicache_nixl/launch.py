@@ -11,6 +11,9 @@ from typing import Any
 from hicache_nixl.errors import SettingsError
 from hicache_nixl.settings import load_settings
 
+BACKEND = "dynamic"
+"""SGLang's name for a storage backend that the extra config loads."""
+
 # How SGLang's dynamic backend finds and calls the connector.
 LOADER_KEYS: dict[str, Any] = {
     "backend_name": "hicache_nixl",
@@ -41,14 +44,16 @@ def launch_args(
     prefetch_policy: str = "timeout",
     page_size: int | None = 64,
     cache_report: bool = True,
+    storage_only: bool = False,
     environ: Mapping[str, str] | None = None,
 ) -> list[str]:
     """The flags for `python -m sglang.launch_server`, one list item per word.
 
     Args:
         settings_source: what the user set, as written; keys of SGLang such as
-            `prefetch_threshold` pass through. Settings in the environment or in the file that
-            `HICACHE_NIXL_CONFIG` names count, and stay there: the server reads them itself.
+            `prefetch_threshold` and of the in-tree connector pass through. Settings in the
+            environment or in the file that `HICACHE_NIXL_CONFIG` names count, and stay there: the
+            server reads them itself.
         layout: order of KV in host memory. `page_first_direct` keeps a page in few pieces.
         io_backend: how SGLang copies between GPU and host memory; by default the layout's own.
         write_policy: when pages go to host memory and on to the store.
@@ -56,12 +61,12 @@ def launch_args(
         page_size: tokens in a page; None leaves it to SGLang, whose default of 1 makes records
             so small that their trailers outweigh them.
         cache_report: report cached tokens in each answer.
+        storage_only: only the two flags that name the connector, for a server that has its others.
         environ: replaces the process environment while the settings are checked.
 
     Raises `SettingsError` for settings that the server would refuse.
     """
-    config = _extra_config(settings_source)
-    load_settings(config, environ=environ)
+    extra_config = extra_config_text(settings_source, environ=environ)
     _choose("layout", layout, tuple(IO_BACKENDS))
     io_backends = IO_BACKENDS[layout]
     backend = io_backends[0] if io_backend is None else io_backend
@@ -70,19 +75,49 @@ def launch_args(
     _choose("prefetch_policy", prefetch_policy, PREFETCH_POLICIES)
     if page_size is not None and page_size < 1:
         raise SettingsError(f"page_size = {page_size} is below 1; write for example 64")
-    try:
-        extra_config = json.dumps(config, allow_nan=False, separators=(",", ":"))
-    except (TypeError, ValueError):
-        raise SettingsError("the settings hold a value JSON cannot express; use texts") from None
+    storage = ["--hicache-storage-backend", BACKEND]
+    storage += ["--hicache-storage-backend-extra-config", extra_config]
+    if storage_only:
+        return storage
     args = ["--enable-hierarchical-cache"]
     if page_size is not None:
         args += ["--page-size", str(page_size)]
     args += ["--hicache-mem-layout", layout, "--hicache-io-backend", backend]
     args += ["--hicache-write-policy", write_policy]
     args += ["--hicache-storage-prefetch-policy", prefetch_policy]
-    args += ["--hicache-storage-backend", "dynamic"]
-    args += ["--hicache-storage-backend-extra-config", extra_config]
+    args += storage
     return [*args, "--enable-cache-report"] if cache_report else args
+
+
+def attach_request(
+    settings_source: Mapping[str, object], *, environ: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """The JSON body by which a running server takes the connector.
+
+    It is for `PUT /hicache/storage-backend`. Raises as `launch_args`. A `store` in the environment
+    counts as long as the server has the same environment.
+    """
+    return {
+        "hicache_storage_backend": BACKEND,
+        "hicache_storage_backend_extra_config_json": extra_config_text(
+            settings_source, environ=environ
+        ),
+    }
+
+
+def extra_config_text(
+    settings_source: Mapping[str, object], *, environ: Mapping[str, str] | None = None
+) -> str:
+    """The value of `--hicache-storage-backend-extra-config`: what was set, and how to load it.
+
+    Raises `SettingsError` for settings that the server would refuse.
+    """
+    config = _extra_config(settings_source)
+    load_settings(config, environ=environ)
+    try:
+        return json.dumps(config, allow_nan=False, separators=(",", ":"))
+    except (TypeError, ValueError):
+        raise SettingsError("the settings hold a value JSON cannot express; use texts") from None
 
 
 def _extra_config(source: Mapping[str, object]) -> dict[str, object]:

@@ -16,10 +16,11 @@ _TROUBLE_LOG_PAUSE_S = 10.0
 
 @dataclass
 class Measured:
-    """One call; its user sets `hits`."""
+    """One call; its user sets `hits` and, where pages moved, the payload bytes of these."""
 
     pages: int
     hits: int = 0
+    nbytes: int = 0
     seconds: float = 0.0
 
 
@@ -41,12 +42,12 @@ class Meter:
             yield measured
 
     @contextlib.contextmanager
-    def moving(self, name: str, pages: int, page_bytes: int) -> Iterator[Measured]:
-        """Around one get or set call of pages of `page_bytes`."""
+    def moving(self, name: str, pages: int) -> Iterator[Measured]:
+        """Around one get or set call."""
         with self._measure(name, pages) as measured:
             yield measured
         if measured.hits and measured.seconds > 0:
-            rate = measured.hits * page_bytes / measured.seconds / 1e9
+            rate = measured.nbytes / measured.seconds / 1e9
             self._samples[name].append((measured.hits, rate))
 
     @contextlib.contextmanager

@@ -111,13 +111,14 @@ class RecordMover:
         self,
         batch: Batch,
         extents: Extents,
-        generations: npt.NDArray[np.uint64],
+        generations: npt.NDArray[np.uint64] | None,
         *,
         deadline: float,
         on_late: OnLate,
     ) -> Outcomes:
         """Read every page from its extent into its host page, checked; one outcome per page.
 
+        With `generations` None, a record may be of any generation.
         Host pages whose outcome is not GOOD hold undefined bytes, but are not touched after this
         returns.
         """
@@ -331,7 +332,7 @@ class _ReadCall(_Call):
         extents: Extents,
         deadline: float,
         on_late: OnLate,
-        generations: npt.NDArray[np.uint64],
+        generations: npt.NDArray[np.uint64] | None,
     ) -> None:
         super().__init__(mover, batch, extents, deadline, on_late)
         self.generations = generations
@@ -358,7 +359,7 @@ class _ReadCall(_Call):
             namespace=self.batch.namespace,
             keys=self.keys(part.rows),
             payload_bytes=self.batch.geometry.payload_bytes,
-            generations=self.generations[part.rows],
+            generations=None if self.generations is None else self.generations[part.rows],
         )
         if self.mover.checks_payload:
             found = self.placement.payload_hashes(part.lease, numbers)

@@ -28,7 +28,7 @@ def findings(tier: Tier) -> list[Finding]:
     use = tier.store.use()
     directories = [Path(url.path) for url in settings.store]
     rows = [Finding("version", f"hicache-nixl {__version__}, NIXL {_nixl_version()}")]
-    rows += [_directory(directory) for directory in directories]
+    rows += [_directory(settings.store[0].scheme, directory) for directory in directories]
     rows.append(_budget(use.capacity_bytes, use.allocated_bytes, use.pages, directories))
     refused = next((note for note in choice.notes if note.startswith("O_DIRECT")), None)
     rows.append(Finding("O_DIRECT", "on" if choice.direct_io else "off", refused))
@@ -73,13 +73,13 @@ def describe_tier(tier: Tier) -> str:
     return describe_rows(findings(tier))
 
 
-def _directory(directory: Path) -> Finding:
+def _directory(store: str, directory: Path) -> Finding:
     kind, device = _mount_of(directory)
     free = shutil.disk_usage(directory).free
     in_memory = kind in ("tmpfs", "ramfs")
     return Finding(
         "store",
-        f"slab in {directory} ({kind} on {device}, {format_size(free, digits=1)} free)",
+        f"{store} in {directory} ({kind} on {device}, {format_size(free, digits=1)} free)",
         f"{kind} is memory: pages do not outlive a restart of the machine; use a directory on NVMe"
         if in_memory
         else None,

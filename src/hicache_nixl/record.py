@@ -127,19 +127,19 @@ def check_trailers(
     namespace: bytes,
     keys: Sequence[bytes],
     payload_bytes: int,
-    generations: npt.NDArray[np.uint64],
+    generations: npt.NDArray[np.uint64] | None,
 ) -> npt.NDArray[np.bool_]:
     """Which of the trailers in `block`, uint8 (n, TRAILER_BYTES), are those of these pages.
 
-    A trailer counts only if it is intact and names this namespace, key, payload size and
-    generation: a slot that was reused since the index was read fails here.
+    A trailer counts only if it is intact and names this namespace, key, payload size and, unless
+    None, generation: a slot that was reused since the index was read fails here.
     """
     rows = _rows(block)
     good: npt.NDArray[np.bool_] = (
         (rows["magic"] == _array(MAGIC)).all(axis=1)
         & (rows["format"] == FORMAT_VERSION)
         & (rows["payload_bytes"] == payload_bytes)
-        & (rows["generation"] == generations)
+        & (generations is None or rows["generation"] == generations)
         & (rows["key"] == _array(b"".join(keys)).reshape(len(keys), 32)).all(axis=1)
         & (rows["namespace"] == _array(namespace)).all(axis=1)
         & (rows["trailer_hash"] == _trailer_hashes(block))

@@ -1,17 +1,17 @@
 """The settings: one frozen object, and the one function that gathers it from every source.
 
-This module owns the keys, their defaults and ranges, the order of sources, and the process
-environment, which no other module reads. It must not look at the disk, NIXL or SGLang.
+This module owns the keys, their defaults, the order of sources, and the process environment, which
+no other module reads. It must not look at NIXL or SGLang, nor at the disk but through
+`FileSystems`.
 
 Sources, later wins: defaults, environment, file, mapping (SGLang's extra config). A key in the
 environment is `HICACHE_NIXL_` + the key in capitals; `HICACHE_NIXL_CONFIG` names the file. A null
 value and an empty variable count as not given.
 """
 
-import functools
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -19,24 +19,16 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from hicache_nixl import intree
 from hicache_nixl.errors import SettingsError
-from hicache_nixl.sources import ENVIRONMENT, Given, nearest, read_settings_file, unknown_key
-from hicache_nixl.store_url import StoreUrl, parse_store_urls, refuse_unserved
-from hicache_nixl.units import (
-    GIB,
-    KIB,
-    MIB,
-    describe,
-    format_size,
-    parse_bool,
-    parse_duration,
-    parse_size,
-)
+from hicache_nixl.file_systems import FileSystems
+from hicache_nixl.intree import Reading
+from hicache_nixl.merging import Merged, merge
+from hicache_nixl.setting_values import PARSERS, parse_hugepages
+from hicache_nixl.sources import ENVIRONMENT, Given, read_settings_file, unknown_key
+from hicache_nixl.store_url import StoreUrl
+from hicache_nixl.units import GIB, MIB, format_size
 
 PREFIX = "HICACHE_NIXL_"
 CONFIG_VARIABLE = "HICACHE_NIXL_CONFIG"
-MAX_DEADLINE = 600.0
-_ALIGNMENT = 4 * KIB
-_HUGEPAGES = {"2mb": 2 * MIB, "2mib": 2 * MIB, "1gb": GIB, "1gib": GIB}
 
 # What Kubernetes puts into every pod beside a Service whose name starts with "hicache-nixl".
 _KUBERNETES = re.compile(
@@ -44,100 +36,11 @@ _KUBERNETES = re.compile(
 )
 
 
-def _stores(value: object) -> tuple[StoreUrl, ...]:
-    urls = parse_store_urls(value)
-    refuse_unserved(urls)
-    return urls
-
-
-def _size(minimum: int, multiple: int = 1) -> Callable[[object], int]:
-    def parse(value: object) -> int:
-        size = parse_size(value, minimum=minimum)
-        if size % multiple:
-            raise SettingsError(
-                f"{describe(value)} is not a multiple of {format_size(multiple)}; "
-                f'write for example "{format_size(minimum * 64)}"'
-            )
-        return size
-
-    return parse
-
-
-def _optional(parse: Callable[[object], Any]) -> Callable[[object], Any]:
-    return lambda value: None if value is None or value == "" else parse(value)
-
-
-def _seconds(value: object) -> float:
-    return parse_duration(value, maximum=MAX_DEADLINE)
-
-
-def _one_of(*choices: str) -> Callable[[object], str]:
-    def parse(value: object) -> str:
-        text = value.strip().lower() if isinstance(value, str) else ""
-        if text in choices:
-            return text
-        guess = nearest(text, choices)
-        advice = f"did you mean {guess}?" if guess else f"choose one of {', '.join(choices)}"
-        raise SettingsError(f"{describe(value)} is not accepted; {advice}")
-
-    return parse
-
-
-_file_plugin = _one_of("auto", "posix", "gds", "gds_mt", "3fs")
-_hugepages_mode = _one_of("off", "prefer", "required")
-
-
-def _plugin(value: object) -> str:
-    if isinstance(value, str) and value.strip().lower() in ("obj", "azure_blob"):
-        raise SettingsError(
-            f"{value!r} serves object stores, and this version serves slab:// stores; "
-            "choose one of auto, posix, gds, gds_mt, 3fs"
-        )
-    return _file_plugin(value)
-
-
-def _hugepages(value: object) -> str:
-    return _hugepages_mode("off" if value is False else value)  # YAML reads a bare off as false
-
-
-def _hugepage_size(value: object) -> int:
-    size = _HUGEPAGES.get(value.strip().lower()) if isinstance(value, str) else value
-    if isinstance(size, int) and size in _HUGEPAGES.values():
-        return size
-    raise SettingsError(f'{describe(value)} is not a huge page size; write "2MB" or "1GB"')
-
-
-def _text(value: object) -> str:
-    # The value is not shown: a salt may be private.
-    if not isinstance(value, str):
-        kind = type(value).__name__
-        raise SettingsError(f"a value of type {kind} is not a text; write it in quotes")
-    if not value.isprintable() or len(value) > 1024:
-        raise SettingsError("the text must be printable and at most 1024 characters long")
-    return value
-
-
-_PARSERS: dict[str, Callable[[object], Any]] = {
-    "store": _stores,
-    "capacity": _size(MIB),
-    "staging": _size(MIB),
-    "segment": _optional(_size(MIB, multiple=_ALIGNMENT)),
-    "verify": _one_of("full", "trailer"),
-    "deadline": _seconds,
-    "use_direct_io": parse_bool,
-    "queue": _one_of("auto", "uring", "aio"),
-    "plugin": _plugin,
-    "hugepages": _hugepages,
-    "hugepage_size": _optional(_hugepage_size),
-    "host_pool_allocator": parse_bool,
-    "model_revision": _optional(_text),
-    "salt": _optional(_text),
-}
-KEYS = tuple(_PARSERS)
+KEYS = tuple(PARSERS)
 
 
 def _by(key: str) -> BeforeValidator:
-    return BeforeValidator(_PARSERS[key])
+    return BeforeValidator(PARSERS[key])
 
 
 class Settings(BaseModel):
@@ -151,7 +54,8 @@ class Settings(BaseModel):
 
     store: Annotated[tuple[StoreUrl, ...], _by("store")] = Field(
         default=(),
-        description='Where pages are kept: "slab:///nvme0/hicache", or several, striped.',
+        description='Where pages are kept: "slab:///nvme0/hicache", or several, striped, or '
+        '"files:///mnt/shared/hicache".',
     )
     capacity: Annotated[int, _by("capacity")] = Field(
         default=64 * GIB, description='Byte budget of the store, such as "2TiB"; at least 1MiB.'
@@ -209,6 +113,11 @@ class Settings(BaseModel):
     salt: Annotated[str | None, _by("salt")] = Field(
         default=None, repr=False, description="Keeps pages apart from those under another salt."
     )
+    in_tree_directories: tuple[str, ...] = Field(
+        default=(),
+        description="Directories of the in-tree connector that the store lies in; made at start "
+        "like there, with every directory above.",
+    )
     notes: tuple[str, ...] = Field(
         default=(), description="How keys of the in-tree connector were understood."
     )
@@ -220,7 +129,7 @@ class Settings(BaseModel):
         if not isinstance(data, dict):
             return data
         size = data.get("hugepage_size")
-        mode = _hugepages(data.get("hugepages", "off" if size is None else "prefer"))
+        mode = parse_hugepages(data.get("hugepages", "off" if size is None else "prefer"))
         size = None if mode == "off" else 2 * MIB if size is None else size
         return {**data, "hugepages": mode, "hugepage_size": size}
 
@@ -244,11 +153,13 @@ def load_settings(
     config_file: str | Path | None = None,
     environ: Mapping[str, str] | None = None,
     require_store: bool = True,
+    file_systems: FileSystems | None = None,
 ) -> Settings:
     """The settings from environment, file and `extra_config`, later wins.
 
     `config_file` takes the place of `HICACHE_NIXL_CONFIG`; `environ` that of the process
-    environment. Reads the file and resolves links of store directories, nothing else on disk.
+    environment. Reads the file and resolves links of store directories. For keys of the in-tree
+    connector it also asks `file_systems` what is under the directories and how full that is.
 
     Raises `SettingsError`, one line that names key, value (never a credential's) and source: for
     an unknown key, a value out of its range, two sources that contradict each other, or no store
@@ -256,41 +167,25 @@ def load_settings(
     """
     env = os.environ if environ is None else environ
     file = config_file if config_file is not None else env.get(CONFIG_VARIABLE, "").strip()
-    layers = [_from_environment(env)]
-    notes: list[str] = []
+    readings = [_from_environment(env)]
     if file:
-        source = f"file {file}"
-        layers.append(_from_mapping(read_settings_file(file), source, notes))
+        source, content = f"file {file}", read_settings_file(file)
+        readings.append(_from_mapping(content, source))
+        readings[-1].notes += intree.tuning_notes(content, source)
     if extra_config is not None:
-        layers.append(_from_extra_config(extra_config, notes))
+        readings.append(_from_extra_config(extra_config))
 
-    _refuse_two_stores([given for layer in layers for given in layer if given.setting == "store"])
-    winners: dict[str, tuple[Given, Any]] = {}
-    parameters: dict[tuple[str, str], str] = {}
-    for layer in layers:
-        winners |= _layer(layer, parameters)
-
-    values = {setting: value for setting, (_, value) in winners.items()}
-    if require_store and not values.get("store"):
-        raise SettingsError(
-            'no store is configured; set store to for example "slab:///nvme0/hicache" in SGLang\'s '
-            f"extra config, in the settings file, or as {PREFIX}STORE"
-        )
-    if values.get("hugepages") == "off" and values.get("hugepage_size") is not None:
-        notes.append(f"{winners['hugepage_size'][0].origin} is not used: hugepages is off")
-    early = [given.setting for layer in layers[: 1 + bool(file)] for given in layer]
-    if values.get("host_pool_allocator") and "host_pool_allocator" not in early:
-        notes.append(
-            f"{winners['host_pool_allocator'][0].origin} comes too late for SGLang's host pools; "
-            f"set {PREFIX}HOST_POOL_ALLOCATOR=1"
-        )
-    notes = [note for given, value in winners.values() if (note := _note(given, value))] + notes
+    merged = merge(readings)
+    if require_store:
+        merged.complete(FileSystems() if file_systems is None else file_systems)
+        if not merged.values.get("store"):
+            raise SettingsError(
+                'no store is configured; set store to for example "slab:///nvme0/hicache" in '
+                f"SGLang's extra config, in the settings file, or as {PREFIX}STORE"
+            )
+    _note_what_is_not_used(merged, readings[: 1 + bool(file)])
     try:
-        return Settings(
-            **values,
-            plugin_parameters=tuple((*key, text) for key, text in parameters.items()),
-            notes=tuple(notes),
-        )
+        return Settings(**merged.values, notes=merged.notes)
     except ValidationError as error:
         reason = error.errors(include_url=False, include_input=False)[0]["msg"]
         raise SettingsError(reason.removeprefix("Value error, ")) from None
@@ -308,7 +203,20 @@ def load_host_pool_settings(environ: Mapping[str, str] | None = None) -> Setting
     return settings if settings.host_pool_allocator else None
 
 
-def _from_environment(environ: Mapping[str, str]) -> list[Given]:
+def _note_what_is_not_used(merged: Merged, early: list[Reading]) -> None:
+    """`early`: the sources that SGLang's plug-in sees before the flags are parsed."""
+    values, winners = merged.values, merged.winners
+    if values.get("hugepages") == "off" and values.get("hugepage_size") is not None:
+        merged.note(f"{winners['hugepage_size'][0].origin} is not used: hugepages is off")
+    seen = any(given.setting == "host_pool_allocator" for layer in early for given in layer.given)
+    if values.get("host_pool_allocator") and not seen:
+        merged.note(
+            f"{winners['host_pool_allocator'][0].origin} comes too late for SGLang's host pools; "
+            f"set {PREFIX}HOST_POOL_ALLOCATOR=1"
+        )
+
+
+def _from_environment(environ: Mapping[str, str]) -> Reading:
     found = intree.from_environment(environ)
     for name, value in environ.items():
         if not name.startswith(PREFIX) or name == CONFIG_VARIABLE:
@@ -320,24 +228,24 @@ def _from_environment(environ: Mapping[str, str]) -> list[Given]:
         elif not _KUBERNETES.fullmatch(key):
             known = (*KEYS, "config")
             raise unknown_key(key, ENVIRONMENT, known, prefix=PREFIX, spell=str.upper)
-    return found
+    return Reading(found)
 
 
-def _from_mapping(mapping: Mapping[str, object], source: str, notes: list[str]) -> list[Given]:
+def _from_mapping(mapping: Mapping[str, object], source: str) -> Reading:
     known = {*KEYS, *intree.FLAT_KEYS}
     for key in mapping:
-        if key not in known and key not in intree.SGLANG_KEYS:
+        dotted = isinstance(key, str) and key.startswith("plugin.")
+        if key not in known and key not in intree.SGLANG_KEYS and not dotted:
             raise unknown_key(key, source, known, listed=KEYS)
-    found, more_notes = intree.from_mapping(mapping, source)
-    notes += more_notes
+    reading = intree.from_mapping(mapping, source)
     for key, value in mapping.items():
         in_tree_form = key == "plugin" and isinstance(value, Mapping)
         if key in KEYS and value is not None and not in_tree_form:
-            found.append(Given(key, value, key, source))
-    return found
+            reading.given.append(Given(key, value, key, source))
+    return reading
 
 
-def _from_extra_config(mapping: Mapping[str, object], notes: list[str]) -> list[Given]:
+def _from_extra_config(mapping: Mapping[str, object]) -> Reading:
     if not isinstance(mapping, Mapping):
         raise SettingsError(f"the extra config is a {type(mapping).__name__}; pass a mapping")
     by_sglang = "backend_name" in mapping or "class_name" in mapping
@@ -346,44 +254,4 @@ def _from_extra_config(mapping: Mapping[str, object], notes: list[str]) -> list[
             'SGLang\'s extra config: set "interface_v1": 1; without it SGLang moves pages through '
             "single-tensor calls, which this connector does not serve"
         )
-    return _from_mapping(mapping, "SGLang's extra config" if by_sglang else "given settings", notes)
-
-
-def _layer(
-    layer: list[Given], parameters: dict[tuple[str, str], str]
-) -> dict[str, tuple[Given, Any]]:
-    """The parsed values of one source, in which no key may be contradicted by another."""
-    found: dict[str, tuple[Given, Any]] = {}
-    for given in layer:
-        if given.setting == intree.PARAMETER:
-            plugin, name, text = given.value
-            parameters[plugin, name] = text
-            continue
-        value = intree.explained(given, functools.partial(_PARSERS[given.setting], given.value))
-        if given.setting == "store" and not value:
-            continue
-        other = found.setdefault(given.setting, (given, value))
-        if other[1] != value:
-            raise SettingsError(f"{other[0].origin} and {given.origin} disagree; keep one of them")
-    return found
-
-
-def _refuse_two_stores(stores: list[Given]) -> None:
-    in_tree = [given for given in stores if given.key == intree.STORAGE_DIR]
-    own = [given for given in stores if given.key != intree.STORAGE_DIR and given.value]
-    if in_tree and own:
-        raise SettingsError(
-            f"{own[-1].origin} and {in_tree[0].origin} both say where the store is; keep store "
-            f"and unset {intree.STORAGE_DIR}"
-        )
-
-
-def _note(given: Given, value: Any) -> str | None:
-    """How a key of the in-tree connector was understood; None for a key of this one."""
-    if given.key in (given.setting, PREFIX + given.setting.upper()):
-        return None
-    if given.setting == "store":
-        urls = ", ".join(map(str, value))
-        return f"{given.origin} is read as store = {urls}; in-tree cache files there are not read"
-    shown = format_size(value) if given.setting == "hugepage_size" else str(value).lower()
-    return f"{given.origin} is read as {given.setting} = {shown}"
+    return _from_mapping(mapping, "SGLang's extra config" if by_sglang else "given settings")

@@ -72,7 +72,7 @@ def unknown_key(
     shown = prefix + key if key.isprintable() and len(key) <= 80 else f"of {len(key)} characters"
     if looks_like_credential(key):
         return SettingsError(
-            f"{source}: {shown} is a credential, and a slab store takes none; remove it"
+            f"{source}: {shown} is a credential, and a store in a directory takes none; remove it"
         )
     names = sorted(known)
     guess = nearest(key, names)
@@ -83,9 +83,37 @@ def unknown_key(
     return SettingsError(f"{source}: unknown key {shown}; {advice}")
 
 
+def read_extra_config(text: str) -> dict[str, object]:
+    """The mapping in a value of SGLang's `--hicache-storage-backend-extra-config`.
+
+    JSON, or "@" and the name of a settings file. Raises `SettingsError`, which quotes nothing.
+    """
+    if text.startswith("@"):
+        return read_settings_file(text)
+    try:
+        content = _load_json(text)
+    except json.JSONDecodeError as error:
+        raise SettingsError(
+            f"the extra config, line {error.lineno}, column {error.colno}: {error.msg}; write "
+            "JSON, or @ and the name of a file"
+        ) from None
+    except ValueError as error:
+        raise SettingsError(f"the extra config: {error}") from None
+    except RecursionError:
+        raise SettingsError("the extra config is nested too deeply") from None
+    if not isinstance(content, dict):
+        raise SettingsError(
+            f"the extra config holds a {type(content).__name__}; write key and value pairs"
+        )
+    return content
+
+
 def read_settings_file(path: str | Path) -> dict[str, object]:
-    """The mapping in a .toml, .json, .yaml or .yml file; a key written twice is an error."""
-    file = Path(path)
+    """The mapping in a .toml, .json, .yaml or .yml file; a key written twice is an error.
+
+    An "@" before the name, as SGLang writes it, is left out.
+    """
+    file = Path(str(path).removeprefix("@"))
     readers: dict[str, Callable[[str], object]] = {
         ".toml": tomllib.loads,
         ".json": _load_json,

@@ -15,12 +15,16 @@ from pathlib import Path
 import numpy as np
 
 from hicache_nixl.errors import SettingsError, TransferError
+from hicache_nixl.file_systems import make_directories
 from hicache_nixl.geometry import PoolGeometry
 from hicache_nixl.memory import HostBuffer, allocate
 from hicache_nixl.mover import RecordMover
 from hicache_nixl.record import ALIGNMENT
 from hicache_nixl.settings import Settings
 from hicache_nixl.staging import StagingArena
+from hicache_nixl.stores.base import Store
+from hicache_nixl.stores.files import FilesStore
+from hicache_nixl.stores.files_layout import FilesRoot
 from hicache_nixl.stores.slab import SlabStore
 from hicache_nixl.stores.slab_root import SlabRoot
 from hicache_nixl.stores.slab_segments import direct_io_refused
@@ -29,7 +33,7 @@ from hicache_nixl.transfer import QUEUE_PARAMETERS, Registration, TransferEngine
 logger = logging.getLogger(__name__)
 
 PLUGINS = {"posix": "POSIX", "gds": "GDS", "gds_mt": "GDS_MT", "3fs": "HF3FS"}
-"""Plug-ins that can serve a slab store, by their names in the settings and in NIXL."""
+"""Plug-ins that can serve files, by their names in the settings and in NIXL."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,7 @@ class Tier:
     reader: TransferEngine
     writer: TransferEngine
     staging: StagingArena
-    store: SlabStore
+    store: Store
     mover: RecordMover
     buffer: HostBuffer
     _registrations: list[tuple[TransferEngine, Registration]] = field(default_factory=list)
@@ -85,7 +89,11 @@ class Tier:
 def assemble(settings: Settings) -> Tier:
     """Build a tier. Raises SettingsError, StoreError, TransferError or HostMemoryError."""
     directories = [Path(url.path) for url in settings.store]
-    SlabRoot(directories).prepare()
+    make_directories(settings.in_tree_directories)
+    if _is_shared(settings):
+        FilesRoot(directories[0]).prepare()
+    else:
+        SlabRoot(directories).prepare()
     choice = choose_io(settings, directories)
     for note in choice.notes:
         logger.warning("%s", note)
@@ -99,14 +107,25 @@ def assemble(settings: Settings) -> Tier:
         (engine, engine.register_memory(buffer.address, staging.nbytes))
         for engine in (reader, writer)
     ]
-    store = SlabStore(
-        directories,
-        capacity_bytes=settings.capacity,
-        segment_bytes=settings.segment,
-        engines=(reader, writer),
-        direct_io=choice.direct_io,
-        busy_timeout_s=settings.deadline,
-    )
+    store: Store
+    if _is_shared(settings):
+        store = FilesStore(
+            directories[0],
+            capacity_bytes=settings.capacity,
+            reader=reader,
+            writer=writer,
+            direct_io=choice.direct_io,
+            timeout_s=settings.deadline,
+        )
+    else:
+        store = SlabStore(
+            directories,
+            capacity_bytes=settings.capacity,
+            segment_bytes=settings.segment,
+            engines=(reader, writer),
+            direct_io=choice.direct_io,
+            busy_timeout_s=settings.deadline,
+        )
     mover = RecordMover(
         reader=reader,
         writer=writer,
@@ -115,6 +134,10 @@ def assemble(settings: Settings) -> Tier:
         checks_payload=settings.verify == "full",
     )
     return Tier(settings, choice, reader, writer, staging, store, mover, buffer, registrations)
+
+
+def _is_shared(settings: Settings) -> bool:
+    return settings.store[0].scheme == "files"
 
 
 def choose_io(settings: Settings, directories: Sequence[Path]) -> IoChoice:
@@ -130,13 +153,14 @@ def choose_io(settings: Settings, directories: Sequence[Path]) -> IoChoice:
         for directory, why in refused.items():
             direct_io = False
             notes.append(
-                f"O_DIRECT is refused in {directory} ({why}); using buffered I/O. Use a directory "
-                "on ext4 or XFS, or set use_direct_io=false"
+                f"O_DIRECT is refused in {directory} ({why}); using buffered I/O. Use a file "
+                "system that has it, such as ext4 or XFS, or set use_direct_io=false"
             )
     wanted = "posix" if settings.plugin == "auto" else settings.plugin
     if wanted not in PLUGINS:
         raise SettingsError(
-            f"plugin={wanted!r} cannot serve a slab store; use one of {', '.join(PLUGINS)}"
+            f"plugin={wanted!r} cannot serve a store in a directory; use one of "
+            f"{', '.join(PLUGINS)}"
         )
     plugin = PLUGINS[wanted]
     given = settings.parameters_for(wanted)
@@ -166,13 +190,13 @@ def choose_io(settings: Settings, directories: Sequence[Path]) -> IoChoice:
 
 def _try(plugin: str, parameters: dict[str, str], directory: Path, direct_io: bool) -> None:
     """Write a block and read it back through a plug-in. Raises what goes wrong."""
+    engine = TransferEngine(plugin, parameters)  # first: it often fails, and must leave no file
     path = directory / f".probe-{os.getpid()}-{secrets.token_hex(4)}"
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | (os.O_DIRECT if direct_io else 0)
     descriptor = os.open(path, flags, 0o600)
-    engine = TransferEngine(plugin, parameters)
     registrations = []
     try:
-        os.posix_fallocate(descriptor, 0, ALIGNMENT)
+        os.ftruncate(descriptor, ALIGNMENT)  # not every file system can allocate
         block = mmap.mmap(-1, 2 * ALIGNMENT)
         view = np.frombuffer(block, np.uint8)
         view[:ALIGNMENT] = np.frombuffer(secrets.token_bytes(ALIGNMENT), np.uint8)

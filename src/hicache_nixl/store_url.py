@@ -21,7 +21,7 @@ from hicache_nixl.errors import SettingsError
 from hicache_nixl.sources import looks_like_credential, nearest
 
 SCHEMES = ("slab", "files", "s3", "azure")
-SERVED_SCHEMES = ("slab",)
+SERVED_SCHEMES = ("slab", "files")
 _DIRECTORY_SCHEMES = ("slab", "files")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://", re.ASCII)
 _HINT = 'write for example "slab:///nvme0/hicache"'
@@ -71,7 +71,7 @@ def refuse_unserved(urls: Sequence[StoreUrl]) -> None:
         if url.scheme not in SERVED_SCHEMES:
             raise SettingsError(
                 f"{url.scheme}:// stores are not served by this version, which serves slab:// "
-                f"(a directory on a local disk); {_HINT}"
+                f"(a directory on a local disk) and files:// (on a shared file system); {_HINT}"
             )
 
 
@@ -137,12 +137,12 @@ def _parse(text: str) -> StoreUrl:
                 f"{_shown(text)} names a host; a directory takes three slashes, "
                 f"as in {_shown(f'{scheme}:///{parts.netloc}{parts.path}')}"
             )
-        if params and scheme == "slab":
+        if params:
             raise SettingsError(
-                f"{_shown(text)} has the parameter {params[0][0]!r}; a slab URL takes none, "
+                f"{_shown(text)} has the parameter {params[0][0]!r}; a {scheme} URL takes none, "
                 'write "?" in a directory name as %3F'
             )
-        return StoreUrl(scheme, slab_directory(path).path, params)
+        return StoreUrl(scheme, slab_directory(path).path)
     if not parts.netloc:
         raise SettingsError(f"{_shown(text)} names no bucket; write for example s3://bucket/prefix")
     return StoreUrl(scheme, f"{parts.netloc}/{path.strip('/')}".rstrip("/"), params)

@@ -134,6 +134,22 @@ def test_exists_stops_at_the_first_gap(root: Path) -> None:
         assert tenant.exists([]) == 0
 
 
+def test_present_tells_each_page(root: Path) -> None:
+    """Every key is told by itself, also behind a gap, twice named, or of another namespace."""
+    keys = chain_keys("aaaa", 300)
+    with open_plain(root, pages=300) as tenant, open_plain(root, model="two") as other:
+        tenant.put(keys[:150] + keys[151:])
+        digest = tenant.namespace.digest
+        assert tenant.store.present(digest, keys).tolist() == [i != 150 for i in range(300)]
+        assert tenant.store.present(digest, [keys[150], keys[0], keys[0]]).tolist() == [
+            False,
+            True,
+            True,
+        ]
+        assert tenant.store.present(digest, []).tolist() == []
+        assert not other.store.present(other.namespace.digest, keys).any()
+
+
 def test_namespaces_do_not_share_pages(root: Path) -> None:
     """The same key under another identity is another page, whatever the record size."""
     keys = chain_keys("a", 20)

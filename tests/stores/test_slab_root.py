@@ -152,7 +152,7 @@ def test_interrupted_creation_is_finished(tmp_path: Path) -> None:
     """A process that died while it described the directories does not lock them for ever."""
     directories = [tmp_path / "1", tmp_path / "2"]
     child = start_child(
-        "die", "hicache_nixl.stores.slab_root:_write_json", "after", "", directories, HOW
+        "die", "hicache_nixl.stores.slab_root:write_json", "after", "", directories, HOW
     )
     finish(child)
     assert (directories[0] / "store.json").exists()

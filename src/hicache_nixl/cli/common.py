@@ -8,9 +8,12 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from hicache_nixl.errors import HiCacheNixlError
 from hicache_nixl.settings import Settings, load_settings
+from hicache_nixl.stores.base import Store
+from hicache_nixl.stores.files import FilesStore
 from hicache_nixl.stores.slab import SlabStore
 
 out = Console(highlight=False, soft_wrap=True)
@@ -52,7 +55,13 @@ def settings_from(store: str | None, config: Path | None, settings: list[str] | 
     return load_settings(given(store, settings), config_file=config)
 
 
-def open_existing(settings: Settings) -> SlabStore:
+def print_notes(settings: Settings) -> None:
+    """How keys of the in-tree connector were understood, on standard error."""
+    for note in settings.notes:
+        err.print(f"note: {note}", markup=False)
+
+
+def open_existing(settings: Settings) -> Store:
     """The store of these settings, which must exist; nothing is created or evicted."""
     directories = [Path(url.path) for url in settings.store]
     for directory in directories:
@@ -60,9 +69,17 @@ def open_existing(settings: Settings) -> SlabStore:
             raise HiCacheNixlError(
                 f"{directory} holds no store; name the directory SGLang writes to with --store"
             )
+    capacity = max(settings.capacity, _UNBOUNDED)
+    if settings.store[0].scheme == "files":
+        return FilesStore(
+            directories[0],
+            capacity_bytes=capacity,
+            timeout_s=settings.deadline,
+            keeps_house=False,
+        )
     return SlabStore(
         directories,
-        capacity_bytes=max(settings.capacity, _UNBOUNDED),
+        capacity_bytes=capacity,
         busy_timeout_s=settings.deadline,
     )
 
@@ -76,7 +93,7 @@ def errors_as_one_line() -> Iterator[None]:
     try:
         yield
     except HiCacheNixlError as error:
-        err.print(f"[red]error:[/red] {error}", markup=True)
+        err.print(f"[red]error:[/red] {escape(str(error))}", markup=True)
         raise typer.Exit(1) from error
 
 
@@ -85,7 +102,7 @@ def print_json(value: object) -> None:
     typer.echo(json.dumps(value, indent=2, default=str))
 
 
-def matching(store: SlabStore, prefix: str | None) -> list[bytes]:
+def matching(store: Store, prefix: str | None) -> list[bytes]:
     """Digests of the namespaces whose hexadecimal digest starts with `prefix`; all if None."""
     digests = [use.namespace.digest for use in store.namespaces()]
     if prefix is None:

@@ -10,6 +10,7 @@ from hicache_nixl.cli.common import (
     errors_as_one_line,
     out,
     print_json,
+    print_notes,
     settings_from,
 )
 from hicache_nixl.probe import describe_rows, findings
@@ -31,7 +32,9 @@ def probe(
     """
     quiet_nixl()
     with errors_as_one_line():
-        tier = assemble(settings_from(store, config, settings))
+        asked = settings_from(store, config, settings)
+        print_notes(asked)
+        tier = assemble(asked)
         try:
             rows = findings(tier)
         finally:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from hicache_nixl.errors import RegistrationError
+from hicache_nixl.host_pools import mirrored
 from hicache_nixl.host_pools.reading import (
     Buffer,
     Facts,
@@ -29,9 +30,9 @@ def mha(pool: Any) -> Reading:
     """`MHATokenToKVPoolHost`: K and V of one width in one tensor."""
     pages, tokens, total = slots(pool)
     n, heads, width = (count(pool, name) for name in ("layer_num", "head_num", "head_dim"))
-    if count(pool, "v_head_dim") != width:
+    if (v_width := count(pool, "v_head_dim")) != width:
         raise RegistrationError(
-            f"{type(pool).__name__} with K width {width} and V width {pool.v_head_dim}: "
+            f"{type(pool).__name__} with K width {width} and V width {v_width}: "
             "one tensor can't hold both"
         )
     groups = count(pool, "head_group_num") if attribute(pool, "layout") == "page_unified" else 1
@@ -192,8 +193,12 @@ def _head_facts(pool: Any) -> Facts:
 
 def _row_layout(pool: Any) -> str:
     """Axis order inside one token row, which the host pool copies from the device pool as it is."""
-    infos = attribute(pool, "_buffer_infos")
-    found = {str(info.buffers.layout.value) for info in infos}
+    if hasattr(pool, "device_pool") and not hasattr(pool, "_buffer_infos"):
+        drafts = getattr(pool, "mtp_draft_device_pools", ())
+        found = mirrored.row_layouts([pool.device_pool, *drafts])
+    else:
+        infos = attribute(pool, "_buffer_infos")
+        found = {str(info.buffers.layout.value) for info in infos}
     if len(found) != 1:
         raise RegistrationError(
             f"{type(pool).__name__} mirrors device pools of layouts {sorted(found)}: one is needed"

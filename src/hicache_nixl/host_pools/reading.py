@@ -19,6 +19,7 @@ from enum import Enum
 from typing import Any
 
 from hicache_nixl.errors import RegistrationError
+from hicache_nixl.host_pools import mirrored
 
 Facts = dict[str, int | str]
 """What tells the bytes of a page apart from others of the same size, by name."""
@@ -66,9 +67,12 @@ class Reading:
 
 
 def attribute(owner: Any, name: str) -> Any:
-    """`owner.name`; a `RegistrationError` that names class and attribute where there is none."""
+    """`owner.name`, in older versions of SGLang from the device pool that a host pool mirrors.
+
+    Raises a `RegistrationError` that names class and attribute where there is none.
+    """
     try:
-        return getattr(owner, name)
+        return getattr(owner, name) if hasattr(owner, name) else mirrored.fact(owner, name)
     except AttributeError:
         raise RegistrationError(
             f"{type(owner).__name__} has no attribute {name!r}: this version of SGLang keeps its "

@@ -34,6 +34,8 @@ class HostPool:
     row_format: RowFormat
     resolve: Callable[[Any], Any] | None
     """See `Reading.resolve`."""
+    memory: tuple[Any, ...]
+    """What has to be kept for the blocks to stay mapped."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,7 @@ def read_pool(pool: Any) -> HostPool:
         dtype=reading.dtype,
         row_format=reading.row_format,
         resolve=reading.resolve,
+        memory=tuple(buffer.tensor for buffer in reading.buffers),
     )
 
 

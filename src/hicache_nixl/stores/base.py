@@ -72,6 +72,9 @@ class Store(Protocol):
     def exists(self, namespace: bytes, keys: Sequence[bytes]) -> int:
         """Length of the leading run of `keys` that is stored."""
 
+    def present(self, namespace: bytes, keys: Sequence[bytes]) -> Flags:
+        """Which of `keys` are stored, shape (n,); one look at the index for all of them."""
+
     def clear(self, namespace: bytes) -> int:
         """Forget every page of one namespace; the number of pages that went."""
 

@@ -143,6 +143,11 @@ class SlabStore:
         """Length of the leading run of `keys` that is stored."""
         return self._index.leading_run(self._number(namespace), keys)
 
+    def present(self, namespace: bytes, keys: Sequence[bytes]) -> Flags:
+        """Which of `keys` are stored; see `Store`."""
+        there = self._index.locate(self._number(namespace), keys)
+        return np.array([key in there for key in keys], np.bool_)
+
     def put(
         self, mover: RecordMover, batch: Batch, prefix: Sequence[bytes], *, deadline: float
     ) -> Flags:

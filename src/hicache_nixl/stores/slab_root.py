@@ -22,6 +22,7 @@ from typing import Any
 
 from hicache_nixl.errors import HiCacheNixlError, StoreError, StoreFormatError
 from hicache_nixl.identity import Namespace, namespace_from_manifest
+from hicache_nixl.stores.directory import as_store_error, make_directory, write_json
 from hicache_nixl.stores.slab_database import IndexLostError, lost_mark
 from hicache_nixl.stores.slab_index import SlabIndex
 from hicache_nixl.stores.slab_rebuild import rebuild
@@ -48,13 +49,13 @@ class SlabRoot:
     def prepare(self) -> None:
         """Create the directories, or check that they are this store's and of a known format."""
         for directory in self.directories:
-            _make_directory(directory)
+            make_directory(directory)
         if len({directory.resolve() for directory in self.directories}) < len(self.directories):
             raise StoreError(
                 f"{', '.join(map(str, self.directories))}: a directory is named twice; "
                 "name each once"
             )
-        with _as_store_error(self.first):
+        with as_store_error(self.first):
             (self.first / "writers").mkdir(exist_ok=True)
             (self.first / "namespaces").mkdir(exist_ok=True)
         with self.locked():
@@ -85,7 +86,7 @@ class SlabRoot:
                         f"{directory} is not part of the store that the other directories belong "
                         "to; name the same directories as when it was made"
                     )
-                _write_json(directory / "store.json", wanted)
+                write_json(directory / "store.json", wanted)
             elif found != wanted:
                 raise StoreError(
                     f"{directory} is directory {found['directory']} of {found['directories']} of "
@@ -99,7 +100,7 @@ class SlabRoot:
         Blocks; with a `deadline` (`time.monotonic`) at most until then, StoreError after it.
         """
         path = self.first / "lock"
-        with _as_store_error(path):
+        with as_store_error(path):
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             if deadline is None:
@@ -118,7 +119,7 @@ class SlabRoot:
         """Be known as alive, until `sign_out` or the end of the process. The lock is held, or
         somebody who reaps could come between creating the file and locking it."""
         path = self.first / "writers" / self.writer.hex()
-        with _as_store_error(path):
+        with as_store_error(path):
             self._writer_file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._writer_file, fcntl.LOCK_EX)
 
@@ -165,7 +166,7 @@ class SlabRoot:
 
     def _write_note(self, namespace: Namespace, cleared_at: int) -> None:
         content = {"manifest": namespace.manifest, "cleared_at": cleared_at}
-        _write_json(self._note(namespace.digest), content)
+        write_json(self._note(namespace.digest), content)
 
     def _noted_namespaces(self) -> dict[bytes, tuple[Namespace, int]]:
         notes = (_read_note(path) for path in sorted((self.first / "namespaces").glob("*.json")))
@@ -179,7 +180,7 @@ class SlabRoot:
         Signs in as a writer. Raises StoreError.
         """
         path = self.first / "index.sqlite"
-        with self.locked(), _as_store_error(self.first):
+        with self.locked(), as_store_error(self.first):
             others = self._writers()
             self._sign_in()
             index = None
@@ -254,23 +255,6 @@ class SlabRoot:
             remove(self.directories, unknown)
 
 
-def _make_directory(directory: Path) -> None:
-    if not directory.parent.is_dir():
-        raise StoreError(
-            f"{directory} cannot hold a store: {directory.parent} does not exist; mount or create "
-            "it"
-        )
-    with _as_store_error(directory), contextlib.suppress(FileExistsError):
-        directory.mkdir()
-    if not directory.is_dir():
-        raise StoreError(f"{directory} cannot hold a store: it is no directory; name another")
-    if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
-        raise StoreError(
-            f"{directory} cannot hold a store: not writable for uid {os.getuid()}; "
-            "change its owner or mount it writable"
-        )
-
-
 def _read_description(directory: Path) -> dict[str, Any] | None:
     path = directory / "store.json"
     try:
@@ -307,26 +291,6 @@ def _read_note(path: Path) -> tuple[Namespace, int] | None:
         return None
 
 
-def _write_json(path: Path, content: object) -> None:
-    """Write whole or not at all, to last through a power loss."""
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    with _as_store_error(path):
-        try:
-            with draft.open("w") as file:
-                json.dump(content, file, indent=1, sort_keys=True)
-                file.flush()
-                os.fsync(file.fileno())
-            draft.rename(path)
-        except BaseException:
-            draft.unlink(missing_ok=True)
-            raise
-        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
-
-
 def _try_lock(descriptor: int) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -344,15 +308,3 @@ def _is_locked(path: Path) -> bool:
         return not _try_lock(descriptor)
     finally:
         os.close(descriptor)
-
-
-@contextlib.contextmanager
-def _as_store_error(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except HiCacheNixlError:
-        raise
-    except OSError as error:
-        raise StoreError(
-            f"{error.filename or path} cannot be used for a store: {error.strerror or error}"
-        ) from error

@@ -2,7 +2,8 @@
 
 `platform` and `plugin` are SGLang's own entry points, loaded in every engine process when
 ``SGLANG_PLATFORM=hicache_cpu``. `kvcopy` holds the host<->device copies the GPU kernels do
-elsewhere, `models` writes tiny models to disk, `server` starts and stops a server.
+elsewhere, `ranks` lets several ranks exchange tensors, `models` writes tiny models to disk,
+`server` starts, asks and stops a server, `replies` reads its answers.
 
 Only `platform`, `plugin` and `models` import SGLang or torch, so that `server` starts a server
 without paying for either.

@@ -346,6 +346,19 @@ def transfer_kv_all_layer_direct_lf_pf(
             )
 
 
+# --- Mamba states: one row a slot, page-first ---------------------------------------------------
+
+
+def transfer_kv_mamba_pf_lf(**arguments: Any) -> None:
+    """One layer of one state, from page-first slots."""
+    transfer_kv_per_layer_mla_pf_lf(**arguments)
+
+
+def transfer_kv_mamba_lf_pf(*, src_ptrs: torch.Tensor, **rest: Any) -> None:
+    """Every layer of one state, into page-first slots."""
+    transfer_kv_all_layer_mla_lf_pf(src_layers=src_ptrs, **rest)
+
+
 OPERATIONS: dict[str, Callable[..., None]] = {
     operation.__name__: operation
     for operation in (
@@ -362,6 +375,8 @@ OPERATIONS: dict[str, Callable[..., None]] = {
         transfer_kv_all_layer_lf_ph,
         transfer_kv_all_layer_direct_lf_pf,
         transfer_kv_direct,
+        transfer_kv_mamba_pf_lf,
+        transfer_kv_mamba_lf_pf,
     )
 }
 """Every operation by the name SGLang calls it."""

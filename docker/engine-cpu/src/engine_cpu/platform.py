@@ -45,6 +45,10 @@ class CpuEnginePlatform(CpuSRTPlatform):  # type: ignore[misc]
         """Torch's scaled dot product attention over the paged KV."""
         return "torch_native"
 
+    def support_mamba_cache_extra_buffer(self) -> bool:
+        """Checkpoints of the recurrent state at page boundaries work as on a GPU."""
+        return True
+
     def post_load_model(self, model: "nn.Module") -> None:
         """Keep DeepSeek models on the absorbed MLA path, in prefill too.
 

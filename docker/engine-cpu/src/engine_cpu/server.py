@@ -1,7 +1,7 @@
-"""A SGLang server on this machine's CPU: start, ask, kill.
+"""A SGLang server on this machine's CPU: start, ask, administer, stop.
 
-Owns the launch flags, the child process and its log. Needs neither SGLang nor torch in the calling
-process. Must not know what the storage configuration it passes on means.
+Owns the launch flags, the child processes and their log. Needs neither SGLang nor torch in the
+calling process. Must not know what the storage configuration it passes on means.
 
 A server occupies about 1.5 GiB of memory and takes 25 to 75 seconds to start on two cores.
 """
@@ -9,7 +9,6 @@ A server occupies about 1.5 GiB of memory and takes 25 to 75 seconds to start on
 import contextlib
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -20,16 +19,19 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from engine_cpu import PLATFORM
+from engine_cpu.replies import Completion, Reply, metric_sum
 
 Layout = Literal["layer_first", "page_first", "page_first_direct", "page_head"]
 IoBackend = Literal["kernel", "direct"]
 
 START_TIMEOUT = 240.0
+STOP_TIMEOUT = 60.0
+IDLE_TIMEOUT = 60.0
 LOG_TAIL_LINES = 25
-_STORED = re.compile(r"^sglang:backuped_tokens_total\{[^}]*\} (\S+)$", re.MULTILINE)
+_ADMIN_KEY = "administrator"
 
 
 class EngineError(RuntimeError):
@@ -40,13 +42,14 @@ class EngineError(RuntimeError):
 class EngineConfig:
     """What a server runs with.
 
-    `storage` is the extra configuration of HiCache's dynamic storage back-end, as SGLang takes it.
-    `page_size` is in tokens. `flags` are appended to SGLang's command line, and `environment` to
-    the process environment.
+    `storage` is the extra configuration of HiCache's dynamic storage back-end, as SGLang takes it,
+    or None for a server that starts without one; `EngineServer.attach` adds it later. `page_size`
+    is in tokens. `flags` are appended to SGLang's command line, and `environment` to the process
+    environment.
     """
 
     model: Path
-    storage: Mapping[str, object]
+    storage: Mapping[str, object] | None
     layout: Layout = "page_first"
     io_backend: IoBackend = "kernel"
     page_size: int = 16
@@ -64,6 +67,7 @@ class EngineConfig:
             "mem-fraction-static": 0.1,
             "max-total-tokens": 2048,
             "max-running-requests": 8,
+            "max-mamba-cache-size": 64,
             "context-length": 1024,
             "page-size": self.page_size,
             "random-seed": 1,
@@ -71,12 +75,13 @@ class EngineConfig:
             "hicache-mem-layout": self.layout,
             "hicache-io-backend": self.io_backend,
             "hicache-write-policy": "write_through",
-            "hicache-storage-backend": "dynamic",
             "hicache-storage-prefetch-policy": "wait_complete",
-            "hicache-storage-backend-extra-config": json.dumps(
-                {"prefetch_threshold": self.page_size, **self.storage}
-            ),
+            # SGLang attaches and detaches storage only for somebody who has this key.
+            "admin-api-key": _ADMIN_KEY,
         }
+        if self.storage is not None:
+            options["hicache-storage-backend"] = "dynamic"
+            options["hicache-storage-backend-extra-config"] = self.extra_config(self.storage)
         command = [sys.executable, "-m", "sglang.launch_server"]
         for option, value in options.items():
             command += [f"--{option}", str(value)]
@@ -88,25 +93,9 @@ class EngineConfig:
         )
         return [*command, *switches, *self.flags]
 
-
-@dataclass(frozen=True)
-class Completion:
-    """One answer: the generated token ids with their log probabilities, and the tokens of the
-    prompt that came out of each tier instead of being computed."""
-
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    prompt_tokens: int
-    cached_tokens: int
-    from_device: int
-    from_host: int
-    from_storage: int
-    seconds: float
-
-    def deviation(self, other: "Completion") -> float:
-        """The largest difference of two log probabilities at the same place."""
-        pairs = zip(self.logprobs, other.logprobs, strict=True)
-        return max(abs(mine - theirs) for mine, theirs in pairs)
+    def extra_config(self, storage: Mapping[str, object]) -> str:
+        """`storage` as SGLang takes it, with prefetching from one page on."""
+        return json.dumps({"prefetch_threshold": self.page_size, **storage})
 
 
 def connector_storage(store: str, **settings: object) -> dict[str, object]:
@@ -191,32 +180,56 @@ class EngineServer:
         process.wait()
         _wait_for_group(process.pid)
 
-    def generate(self, prompt: str, tokens: int = 12, timeout: float = 120.0) -> Completion:
-        """Ask for `tokens` greedy tokens after `prompt`; blocks until they are there."""
+    def terminate(self, timeout: float = STOP_TIMEOUT) -> None:
+        """SIGTERM, upon which SGLang ends its requests and its processes; blocks until it has.
+
+        Raises EngineError when that takes longer than `timeout` seconds; they are killed then.
+        """
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.terminate()
+        try:
+            process.wait(timeout)
+            _wait_for_group(process.pid)
+        except subprocess.TimeoutExpired:
+            raise self._failure(f"SGLang did not end within {timeout:.0f} s of SIGTERM") from None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+    def generate(
+        self,
+        prompt: str,
+        tokens: int = 12,
+        timeout: float = 120.0,
+        replica: int | None = None,
+    ) -> Completion:
+        """Ask for `tokens` greedy tokens after `prompt`; blocks until they are there.
+
+        `replica` is the data-parallel rank that answers; SGLang's choice if None.
+        """
         begin = time.monotonic()
-        body = {
+        body: dict[str, object] = {
             "text": prompt,
             "return_logprob": True,
             "sampling_params": {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True},
         }
-        meta: dict[str, Any] = json.loads(self._request("/generate", body, timeout))["meta_info"]
-        tiers: dict[str, Any] = meta.get("cached_tokens_details") or {}
-        generated = meta["output_token_logprobs"]
-        return Completion(
-            token_ids=tuple(int(entry[1]) for entry in generated),
-            logprobs=tuple(float(entry[0]) for entry in generated),
-            prompt_tokens=int(meta["prompt_tokens"]),
-            cached_tokens=int(meta["cached_tokens"]),
-            from_device=int(tiers.get("device", 0)),
-            from_host=int(tiers.get("host", 0)),
-            from_storage=int(tiers.get("storage", 0)),
-            seconds=time.monotonic() - begin,
-        )
+        if replica is not None:
+            body["routed_dp_rank"] = replica
+        meta = json.loads(self._request("/generate", body, timeout))["meta_info"]
+        return Completion.of(meta, time.monotonic() - begin)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """SGLang's metric ``sglang:<name>`` now, see `metric_sum`."""
+        return metric_sum(self._request("/metrics", None, 30.0), name, labels)
 
     def stored_tokens(self) -> int:
-        """Tokens this server has written to storage since it started, by SGLang's own count."""
-        values = _STORED.findall(self._request("/metrics", None, 30.0))
-        return int(sum(float(value) for value in values))
+        """Tokens this server has written to storage since it started, by SGLang's own count.
+
+        Every rank counts its own, so that a prompt counts once for each.
+        """
+        return int(self.metric("backuped_tokens_total"))
 
     def wait_stored(self, tokens: int, timeout: float = 60.0) -> int:
         """Block until `stored_tokens` reaches `tokens`; returns the count."""
@@ -226,6 +239,36 @@ class EngineServer:
                 raise self._failure(f"{stored} of {tokens} tokens stored after {timeout:.0f} s")
             time.sleep(0.2)
         return stored
+
+    def attach(self, storage: Mapping[str, object]) -> Reply:
+        """Attach a dynamic storage back-end with this extra configuration, once SGLang is idle."""
+        body = {
+            "hicache_storage_backend": "dynamic",
+            "hicache_storage_backend_extra_config_json": self.config.extra_config(storage),
+        }
+        return self._when_idle("PUT", "/hicache/storage-backend", body)
+
+    def detach(self) -> Reply:
+        """Detach the storage back-end, once SGLang is idle."""
+        return self._when_idle("DELETE", "/hicache/storage-backend")
+
+    def clear_storage(self) -> Reply:
+        """Let the storage back-end forget its pages."""
+        return self._administer("POST", "/hicache/storage-backend/clear")
+
+    def flush(self) -> Reply:
+        """Drop what is cached on the device and in host memory; storage keeps what it has."""
+        return self._administer("POST", "/flush_cache?timeout=30")
+
+    def schedulers(self) -> list[int]:
+        """The process ids of the schedulers, one a rank; those are what loads the connector."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError, ValueError):
+                title = (entry / "cmdline").read_bytes()
+                if title.startswith(b"sglang::scheduler") and self._is_mine(int(entry.name)):
+                    found.append(int(entry.name))
+        return sorted(found)
 
     def log_tail(self, lines: int = LOG_TAIL_LINES) -> str:
         """The last lines of the log."""
@@ -240,6 +283,9 @@ class EngineServer:
             "SGLANG_PLATFORM": PLATFORM,
             # torch's spinning worker threads would starve the storage threads of two cores.
             "OMP_NUM_THREADS": "1",
+            # The kernels of Mamba layers; see `engine_cpu.interpreter`.
+            "TRITON_INTERPRET": "1",
+            "SGLANG_MAMBA_CONV_DTYPE": "float16",
             "TOKENIZERS_PARALLELISM": "false",
             "HF_HUB_OFFLINE": "1",
             "PYTHONUNBUFFERED": "1",
@@ -253,11 +299,34 @@ class EngineServer:
             return False
         return True
 
-    def _get(self, path: str, body: object | None, timeout: float) -> str:
+    def _is_mine(self, pid: int) -> bool:
+        return self._process is not None and os.getpgid(pid) == self._process.pid
+
+    def _when_idle(self, method: str, path: str, body: object | None = None) -> Reply:
+        # SGLang is still writing back what it has answered, and refuses meanwhile.
+        deadline = time.monotonic() + IDLE_TIMEOUT
+        while "is not idle" in (reply := self._administer(method, path, body)).text:
+            if time.monotonic() > deadline:
+                raise self._failure(f"SGLang was not idle within {IDLE_TIMEOUT:.0f} s")
+            time.sleep(0.1)
+        return reply
+
+    def _administer(self, method: str, path: str, body: object | None = None) -> Reply:
+        try:
+            return Reply(200, self._get(path, body, 120.0, method))
+        except urllib.error.HTTPError as error:
+            return Reply(error.code, error.read().decode(errors="replace"))
+        except OSError as error:
+            raise self._failure(f"SGLang did not serve {method} {path}: {error}") from error
+
+    def _get(
+        self, path: str, body: object | None, timeout: float, method: str | None = None
+    ) -> str:
         request = urllib.request.Request(
             self._url + path,
             None if body is None else json.dumps(body).encode(),
-            {"Content-Type": "application/json"},
+            {"Content-Type": "application/json", "Authorization": f"Bearer {_ADMIN_KEY}"},
+            method=method,
         )
         with urllib.request.urlopen(request, timeout=timeout) as response:
             text: str = response.read().decode()

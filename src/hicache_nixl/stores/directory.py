@@ -1,0 +1,64 @@
+"""What every store in a directory needs: making it, files written whole, errors in one line."""
+
+import contextlib
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+from hicache_nixl.errors import HiCacheNixlError, StoreError
+
+
+def make_directory(directory: Path) -> None:
+    """Make a directory whose parent exists, or see that it can be used. Raises StoreError."""
+    if not directory.parent.is_dir():
+        raise StoreError(
+            f"{directory} cannot hold a store: {directory.parent} does not exist; mount or create "
+            "it"
+        )
+    with as_store_error(directory), contextlib.suppress(FileExistsError):
+        directory.mkdir()
+    if not directory.is_dir():
+        raise StoreError(f"{directory} cannot hold a store: it is no directory; name another")
+    if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
+        raise StoreError(
+            f"{directory} cannot hold a store: not writable for uid {os.getuid()}; "
+            "change its owner or mount it writable"
+        )
+
+
+def write_json(path: Path, content: object, *, durable: bool = True) -> None:
+    """Write whole or not at all; `durable`, to last through a power loss. Raises StoreError."""
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    with as_store_error(path):
+        try:
+            with draft.open("w") as file:
+                json.dump(content, file, indent=1, sort_keys=True)
+                if durable:
+                    file.flush()
+                    os.fsync(file.fileno())
+            draft.rename(path)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
+        if not durable:
+            return
+        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+
+@contextlib.contextmanager
+def as_store_error(path: Path) -> Iterator[None]:
+    """Turn an OSError into a StoreError that names the file, or `path` where it names none."""
+    try:
+        yield
+    except HiCacheNixlError:
+        raise
+    except OSError as error:
+        raise StoreError(
+            f"{error.filename or path} cannot be used for a store: {error.strerror or error}"
+        ) from error
