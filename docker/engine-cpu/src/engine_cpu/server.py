@@ -147,7 +147,8 @@ class EngineServer:
         begin = time.monotonic()
         with self.log.open("wb") as output:
             self._process = subprocess.Popen(
-                self.config.command(port),
+                # Whoever started it may be killed, and then nobody would end it.
+                ["setpriv", "--pdeathsig", "KILL", *self.config.command(port)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
