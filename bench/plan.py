@@ -13,7 +13,7 @@ TRAILER = 4096
 _LEAST_SAMPLES = 4  # those read back must not be evicted
 _ITEM = 2  # bytes of a bfloat16
 LAYOUTS = ("layer_first", "page_first", "page_first_direct")
-WHAT = ("set", "get", "exists", "modes", "large")
+WHAT = ("set", "get", "exists", "files", "modes", "large")
 SUBJECTS = ("ours", "v2", "files", "in-tree", "nixl", "fio")
 BATCH_PAGES = 128
 """Pages in one call, the batch SGLang's storage threads use."""
@@ -144,7 +144,7 @@ class Plan:
     def disk_needed(self) -> int:
         """Most bytes on disk at one time, with a tenth to spare."""
         cells = [
-            2 * self.capacity(page) + 3 * self.sample_pages(page) * (page + TRAILER)
+            3 * self.capacity(page) + 3 * self.sample_pages(page) * (page + TRAILER)
             for page in self.pages
         ]
         if "modes" in self.what:

@@ -14,12 +14,13 @@ from pathlib import Path
 from rich import box
 from rich.table import Table
 
-from bench import large, modes
+from bench import files, large, modes
 from bench.measure import COLD, FRESH, STEADY, Sample
 from bench.plan import KIB, format_size
 
 RATES = (FRESH, STEADY, COLD)
 EXISTS_LIMIT, OPEN_LIMIT, REBUILD_LIMIT = 0.0005, 2.0, 15.0
+FILES_LIMIT, FILES_SLOW_LIMIT = 0.003, 0.040
 _NOISY = 1.5
 
 
@@ -52,6 +53,10 @@ def target_for(operation: str, page: int) -> Target | None:
         return Target(ratio=0.85 if page >= 256 * KIB else 0.6)
     if operation == COLD and page >= 256 * KIB:
         return Target(ratio=0.9)
+    if operation.startswith(files.SLOW):
+        return Target(seconds=FILES_SLOW_LIMIT)
+    if operation.startswith(files.LOCAL):
+        return Target(seconds=FILES_LIMIT)
     if is_exists(operation):
         return Target(seconds=EXISTS_LIMIT)
     if operation == large.OPEN:
@@ -71,6 +76,7 @@ class Row:
     values: dict[str, float]
     over_fio: float | None
     over_in_tree: float | None
+    files_over_in_tree: float | None
     target: str
     reached: bool | None
     noisy: bool
@@ -112,6 +118,9 @@ def _row(operation: str, page: int, layout: str, group: dict[str, list[Sample]])
     ours, fio = values.get("ours"), figures.get("fio", [])
     over_fio = ratio(ours, values.get("fio"))
     over_in_tree = ratio(ours, values.get("in-tree"))
+    files_over_in_tree = ratio(values.get("files"), values.get("in-tree"))
+    if operation.startswith(files.LOCAL):  # of the files store alone, which is not an index
+        ours = values.get("files")
     target = target_for(operation, page)
     everything = [sample for taken in group.values() for sample in taken]
     return Row(
@@ -121,6 +130,7 @@ def _row(operation: str, page: int, layout: str, group: dict[str, list[Sample]])
         values,
         over_fio,
         over_in_tree,
+        files_over_in_tree,
         "" if target is None else str(target),
         None if target is None else target.reached(over_fio, ours),
         bool(fio) and max(fio) > _NOISY * min(fio),
@@ -152,7 +162,7 @@ def rate_table(operation: str, rows: Sequence[Row], subjects: Sequence[str]) -> 
     """GB/s of one operation beside the device."""
     goals = list(dict.fromkeys(row.target for row in rows if row.target))
     title = f"{operation}, GB/s" + (f" (target: {', '.join(goals)})" if goals else "")
-    columns = (*subjects, "ours/fio", "ours/in-tree")
+    columns = (*subjects, "ours/fio", "ours/in-tree", "files/in-tree")
     table = _table(title, ("page", "layout"), columns, target=bool(goals))
     page = 0
     for row in rows:
@@ -162,6 +172,7 @@ def rate_table(operation: str, rows: Sequence[Row], subjects: Sequence[str]) -> 
             *(_number(row.values.get(name)) for name in subjects),
             ("~" if row.noisy else "") + _number(row.over_fio),
             _number(row.over_in_tree, 1),
+            _number(row.files_over_in_tree, 1),
         ]
         page = row.page
         table.add_row(*cells, *([_mark(row.reached)] if goals else []))
@@ -170,7 +181,7 @@ def rate_table(operation: str, rows: Sequence[Row], subjects: Sequence[str]) -> 
 
 def exists_table(rows: Sequence[Row]) -> Table:
     """Milliseconds of one `exists` call."""
-    columns = ("keys", "ours", "in-tree", "in-tree/ours")
+    columns = ("keys", "ours", "files", "in-tree", "in-tree/ours", "in-tree/files")
     title = f"exists, ms a call (target: {Target(seconds=EXISTS_LIMIT)})"
     table = _table(title, ("keys are", "page", "layout"), columns)
     for row in rows:
@@ -181,8 +192,30 @@ def exists_table(rows: Sequence[Row]) -> Table:
             row.layout,
             str(row.keys),
             _number(times.get("ours")),
+            _number(times.get("files")),
             _number(times.get("in-tree")),
             _number(ratio(times.get("in-tree"), times.get("ours")), 1),
+            _number(ratio(times.get("in-tree"), times.get("files")), 1),
+            _mark(row.reached),
+        )
+    return table
+
+
+def files_table(rows: Sequence[Row]) -> Table:
+    """Milliseconds of an `exists` of many keys on the files store."""
+    table = _table(
+        f"exists of {files.KEYS} keys, ms a call (slow: a call of the file system takes 1 ms)",
+        ("keys are",),
+        ("files", "in-tree", "in-tree/files", "at most"),
+    )
+    for row in rows:
+        times = {who: seconds * 1e3 for who, seconds in row.values.items()}
+        table.add_row(
+            row.operation.removeprefix(files.LOCAL).strip(" ,"),
+            _number(times.get("files")),
+            _number(times.get("in-tree")),
+            _number(ratio(times.get("in-tree"), times.get("files")), 1),
+            row.target.removeprefix("≤ "),
             _mark(row.reached),
         )
     return table
@@ -217,8 +250,12 @@ def tables(rows: Sequence[Row], subjects: Sequence[str]) -> list[Table]:
     for operation in RATES:
         if chosen := [row for row in rows if row.operation == operation]:
             made.append(rate_table(operation, chosen, subjects))
-    if chosen := [row for row in rows if is_exists(row.operation)]:
+    asked = [row for row in rows if is_exists(row.operation)]
+    many = [row for row in asked if row.operation.startswith(files.LOCAL)]
+    if chosen := [row for row in asked if row not in many]:
         made.append(exists_table(chosen))
+    if many:
+        made.append(files_table(many))
     for group, make in (
         (modes.OPERATIONS, modes_table),
         ((large.OPEN, large.REBUILD), open_table),

@@ -107,13 +107,14 @@ def _measure(
     *,
     opening: bool,
 ) -> Iterator[Sample]:
-    from bench import large, measure, modes
+    from bench import files, large, measure, modes
 
     numbers = measure.Numbers()
     cells = [(page, layout) for page in plan.pages for layout in plan.layouts]
     if opening or not {"set", "get", "exists"} & set(plan.what):
         cells = []
-    extra = ["open"] if opening else [part for part in ("modes", "large") if part in plan.what]
+    parts = [part for part in ("files", "modes", "large") if part in plan.what]
+    extra = ["open"] if opening else parts
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(20))
     with Progress(
         *columns, MofNCompleteColumn(), Elapsed(), console=console, transient=True
@@ -139,6 +140,11 @@ def _measure(
             here = directory / part
             if part == "modes":
                 yield from modes.run_modes(plan, here, cache, numbers, steps(part), notes.append)
+            elif part == "files":
+                if "files" in plan.subjects:
+                    yield from files.run_files(plan, here, numbers, steps(part))
+                else:
+                    notes.append("files: --subjects leaves it out")
             elif "ours" not in plan.subjects:
                 notes.append(f"{part}: it measures ours, which --subjects leaves out")
             elif part == "large":

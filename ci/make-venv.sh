@@ -14,7 +14,7 @@ if [ ! -x "$venv/bin/python" ]; then
     "$python" -m venv "$venv"
 fi
 total=$(grep -c '==' requirements.lock)
-echo "installing $total pinned packages into $venv: 2.6 GB, some minutes"
+echo "installing $total pinned packages into $venv: 2.8 GB, some minutes"
 # --no-deps: see the head of the lock. pip names each requirement once, as it fetches it.
 "$venv/bin/python" -m pip install --disable-pip-version-check --no-deps --progress-bar off \
     --requirement requirements.lock |

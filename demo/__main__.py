@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(".demo")
+SUBJECTS = "ours,in-tree,nixl,fio"
 PAGE = 16
 CAPACITY = "1GiB"
 PROMPT = "the quick brown fox jumps over the lazy dog " * 12
@@ -166,7 +167,7 @@ def show_speed() -> bool:
         console.print("skipped, fio is missing — install it with: apt-get install fio")
         return True
     measured = subprocess.run(
-        [sys.executable, "-m", "bench", "--quick", "--dir", ROOT / "bench"],
+        [sys.executable, "-m", "bench", "--quick", "--subjects", SUBJECTS, "--dir", ROOT / "bench"],
         stdin=subprocess.DEVNULL,
         check=False,
     )

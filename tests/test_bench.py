@@ -227,6 +227,26 @@ class TestReport:
         assert text.count("reached") == 4
         assert "4 of 4 targets reached" in self.report.verdict(rows)
 
+    def test_the_files_store_is_set_beside_in_tree(self) -> None:
+        """Its rates have a ratio of their own; its times for 512 keys are judged by its limits."""
+        sample = self.measure.Sample
+        rows = self.report.build_rows(
+            [
+                *self.samples(self.measure.STEADY, ours=[4.0], files=[3.0], in_tree=[2.0]),
+                sample("exists 512, present", 64 * KIB, "page_first", "files", 0, 0.0029),
+                sample("exists 512, present", 64 * KIB, "page_first", "in-tree", 0, 0.0145),
+                sample("exists 512 slow, present", 64 * KIB, "page_first", "files", 0, 0.041),
+            ]
+        )
+        assert rows[0].files_over_in_tree == 1.5
+        assert [row.reached for row in rows[1:]] == [True, False]
+        console = Console(width=120, record=True, file=io.StringIO())
+        for table in self.report.tables(rows, ("ours", "files", "in-tree")):
+            console.print(table)
+        text = console.export_text()
+        for part in ("1.5", "slow, present", "2.90", "5.0", "41.00", "40 ms"):
+            assert part in text
+
     def test_the_json_file_has_every_sample(self, tmp_path: Path) -> None:
         """Samples and rows come back as numbers, beside what was said of the machine."""
         taken = self.samples(self.measure.COLD, ours=[1.0, 2.0, 3.0], fio=[4.0, 4.0, 4.0])

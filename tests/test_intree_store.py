@@ -7,7 +7,7 @@ import pytest
 
 from configurations import GIB, STORAGE_DIR, STORE, Disks, load, refusal, write
 from hicache_nixl.errors import SettingsError
-from hicache_nixl.file_systems import FileSystems
+from hicache_nixl.file_systems import MIN_BUDGET, FileSystems
 from hicache_nixl.intree_store import DEFAULT_DIRECTORY, store_of
 from hicache_nixl.settings import Settings, load_settings
 from hicache_nixl.store_url import StoreUrl
@@ -173,20 +173,38 @@ def test_directories_need_no_escaping(disks: Disks) -> None:
     assert settings.store[0].path == "/a b/100%?#/hicache-nixl"
 
 
-@pytest.mark.parametrize("source", ["mapping", "environment", "file"])
-def test_store_and_in_tree_directory_are_refused(source: str, tmp_path: Path) -> None:
-    """A store beside the in-tree directory variable is an error naming both, even if equal."""
-    environ = {STORAGE_DIR: "/nvme0/hicache"}
-    config_file = None
-    if source == "environment":
-        environ["HICACHE_NIXL_STORE"] = STORE
-    elif source == "file":
-        config_file = write(tmp_path / "s.toml", f'store = "{STORE}"')
-    config = {"store": STORE} if source == "mapping" else None
-    message = refusal(config, environ, config_file=config_file)
+def test_store_and_in_tree_directory_in_one_source_are_refused() -> None:
+    """Two variables that say where the store is are an error naming both, even if equal."""
+    message = refusal(None, {STORAGE_DIR: "/nvme0/hicache", "HICACHE_NIXL_STORE": STORE})
     assert STORAGE_DIR in message
-    assert ("HICACHE_NIXL_STORE" if source == "environment" else "store (") in message
+    assert "HICACHE_NIXL_STORE" in message
     assert "disagree" not in message
+
+
+@pytest.mark.parametrize("source", ["mapping", "file"])
+def test_store_counts_instead_of_the_in_tree_directory(source: str, tmp_path: Path) -> None:
+    """A store in a file, SGLang's extra config or a flag is used, and a line says so."""
+    config_file = None
+    if source == "file":
+        config_file = write(tmp_path / "s.toml", f'store = "{STORE}"')
+    settings = load_settings(
+        {"store": STORE} if source == "mapping" else None,
+        environ={STORAGE_DIR: "/nvme0/hicache"},
+        config_file=config_file,
+    )
+    assert str(settings.store[0]) == STORE
+    assert settings.in_tree_directories == ()
+    assert note(settings, STORAGE_DIR).endswith("is set")
+
+
+def test_directory_that_is_missing_is_noted(disks: Disks, tmp_path: Path) -> None:
+    """A directory that will be made may be one whose disk is not mounted: a line says so."""
+    missing = f"{tmp_path}/not/mounted"
+    settings = load_in_tree(disks, directories=f"{missing},{tmp_path}")
+    assert note(settings, "does not exist") == (
+        f"{missing} does not exist, nor does {tmp_path}/not; both are made at start: if a disk "
+        "belongs there, mount it before"
+    )
 
 
 def test_without_a_need_for_a_store_no_disk_is_looked_at(tmp_path: Path) -> None:
@@ -256,13 +274,22 @@ def test_cleaner_is_noted(disks: Disks) -> None:
     source = "(given settings)"
     assert note(settings, HIGH) == (
         f"{HIGH} = 50 {source} is read as capacity = 412GiB: that share of 1.0TiB, less 100.0GiB "
-        "that other files take"
+        "that other files take or are reserved"
     )
     assert f"{LOW} = 40 {source} is not used" in note(settings, LOW)
     assert f"{ENABLED} = true {source} is not used" in note(settings, ENABLED)
     assert "80 (in-tree default) is read as capacity" in note(
         load_in_tree(disks, None, "/nvme0"), HIGH
     )
+
+
+def test_a_disk_that_others_have_filled_is_noted(disks: Disks) -> None:
+    """Where nothing is left of the share, the line says that the budget is the least there is."""
+    disks.used = 600 * GIB
+    settings = load_in_tree(disks, {HIGH: 50}, "/nvme0")
+    assert settings.capacity == MIN_BUDGET
+    assert "= 64MiB: the least there is, because nothing is left" in note(settings, HIGH)
+    assert "set capacity" in note(settings, HIGH)
 
 
 def test_cleaner_that_is_off_is_noted(disks: Disks) -> None:

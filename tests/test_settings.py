@@ -315,7 +315,7 @@ def test_yaml_off_is_off(tmp_path: Path) -> None:
 def test_store_is_required() -> None:
     """Without a store the error says how to set one, unless none is asked for."""
     message = refusal()
-    assert "set store" in message
+    assert "by --store" in message
     assert "HICACHE_NIXL_STORE" in message
     assert "slab:///nvme0/hicache" in message
     assert load_settings(environ={}, require_store=False).store == ()

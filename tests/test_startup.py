@@ -124,8 +124,8 @@ def test_files_store_is_chosen_by_its_url(tmp_path: Path) -> None:
     tier.close()
     assert descriptors() <= before
     assert threading.active_count() <= threads
+    startup.assemble(settings(tmp_path / "slab")).close()
     with pytest.raises(StoreError, match="a slab store"):
-        startup.assemble(settings(tmp_path / "slab")).close()
         startup.assemble(settings(tmp_path / "x", store=f"files://{tmp_path / 'slab'}"))
 
 

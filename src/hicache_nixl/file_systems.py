@@ -76,7 +76,9 @@ class Budget:
     size_bytes: int
     """All of the file systems, each counted once."""
     other_bytes: int
-    """Used by anything but the store."""
+    """Taken by anything but the store: by other files, and what is reserved for root."""
+    is_least: bool = False
+    """Whether others have taken so much that this is `MIN_BUDGET` and not a share."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,10 @@ class FileSystems:
             if _is_below(place, point) and len(point) >= len(best):
                 best, found = point, file_system
         return found
+
+    def exists(self, directory: str | Path) -> bool:
+        """Whether there is such a directory."""
+        return Path(directory).is_dir()
 
     def budget(self, directories: Sequence[str], percent: float) -> Budget:
         """How large a store in `directories` may be while its file systems stay below `percent`.
@@ -122,7 +128,7 @@ class FileSystems:
             room += max(0, int(size * percent / 100) - other)
         step = GIB if room >= 16 * GIB else 16 * MIB
         size_bytes = sum(size for size, _ in disks.values())
-        return Budget(max(MIN_BUDGET, room // step * step), size_bytes, others)
+        return Budget(max(MIN_BUDGET, room // step * step), size_bytes, others, room < MIN_BUDGET)
 
 
 def make_directories(directories: Iterable[str]) -> None:
@@ -179,6 +185,7 @@ def _own(store: Path) -> int:
             if entry.is_file(follow_symlinks=False)
         )
     try:
-        return nbytes + int(json.loads((store / "usage.json").read_text())["used_bytes"])
-    except (OSError, ValueError, KeyError, TypeError):  # a slab store, or one that is new
-        return nbytes
+        told = int(json.loads((store / "usage.json").read_text())["used_bytes"])
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return nbytes  # a slab store, or one that is new
+    return nbytes + max(0, told)

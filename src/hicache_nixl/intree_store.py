@@ -129,11 +129,15 @@ def budget_of(
     budget = file_systems.budget([url.path for url in urls], percent)
     if not budget.size_bytes:
         return None, [*notes, f"{said} is not used: the file system does not say its size"]
-    notes.append(
-        f"{said} is read as capacity = {format_size(budget.nbytes)}: that share of "
-        f"{format_size(budget.size_bytes, digits=1)}, less "
-        f"{format_size(budget.other_bytes, digits=1)} that other files take"
+    share = (
+        f"that share of {format_size(budget.size_bytes, digits=1)}, less "
+        f"{format_size(budget.other_bytes, digits=1)} that other files take or are reserved"
     )
+    if budget.is_least:
+        share = (
+            f"the least there is, because nothing is left of {share}; free space, or set capacity"
+        )
+    notes.append(f"{said} is read as capacity = {format_size(budget.nbytes)}: {share}")
     return budget.nbytes, notes
 
 

@@ -7,6 +7,7 @@ must not know how a source is written.
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from hicache_nixl import intree
@@ -108,6 +109,12 @@ class Merged:
             f"{origin} is read as store = {','.join(map(str, urls))} ({why}); in-tree cache files "
             "are not read; set store to choose otherwise",
         )
+        self._notes[1:1] = [
+            f"{directory} does not exist, nor does {above}; both are made at start: if a disk "
+            "belongs there, mount it before"
+            for directory in directories
+            if not file_systems.exists(above := Path(directory).parent)
+        ]
         return True
 
 
@@ -116,6 +123,7 @@ def merge(readings: Sequence[Reading]) -> Merged:
     givens = [list(reading.given) for reading in readings]
     merged = Merged()
     _drop_unused_variable(givens, merged)
+    _drop_overruled_directories(givens, merged)
     _refuse_two_stores([given for layer in givens for given in layer])
     for layer in givens:
         merged.winners |= _layer(layer, merged.parameters)
@@ -167,6 +175,16 @@ def _drop_unused_variable(givens: list[list[Given]], merged: Merged) -> None:
         for given in [given for given in layer if given.key == intree.PLUGIN_VARIABLE and chosen]:
             layer.remove(given)
             merged.note(f"{given.origin} is not used: {chosen.source} has a plugin map")  # type: ignore[union-attr]
+
+
+def _drop_overruled_directories(givens: list[list[Given]], merged: Merged) -> None:
+    """A store in a later source counts instead of the in-tree connector's directories."""
+    for number, layer in enumerate(givens):
+        later = [g for after in givens[number + 1 :] for g in after]
+        store = next((g for g in later if g.setting == "store" and g.value), None)
+        for given in [given for given in layer if given.setting == "directories" and store]:
+            layer.remove(given)
+            merged.note(f"{given.origin} is not used: {store.origin} is set")  # type: ignore[union-attr]
 
 
 def _refuse_two_stores(givens: list[Given]) -> None:

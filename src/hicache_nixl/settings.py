@@ -180,8 +180,8 @@ def load_settings(
         merged.complete(FileSystems() if file_systems is None else file_systems)
         if not merged.values.get("store"):
             raise SettingsError(
-                'no store is configured; set store to for example "slab:///nvme0/hicache" in '
-                f"SGLang's extra config, in the settings file, or as {PREFIX}STORE"
+                'no store is configured; name one, such as "slab:///nvme0/hicache", by --store, '
+                f"as store in SGLang's extra config, in the settings file, or as {PREFIX}STORE"
             )
     _note_what_is_not_used(merged, readings[: 1 + bool(file)])
     try:

@@ -148,7 +148,8 @@ class TransferEngine:
             enable_prog_thread=False,
             sync_mode=nixl_thread_sync_t.NIXL_THREAD_SYNC_NONE,  # self._lock does it
         )
-        with _as_transfer_error(f"NIXL plug-in {plugin} with {sorted(parameters)} cannot start"):
+        named = f" with {', '.join(sorted(parameters))}" if parameters else ""
+        with _as_transfer_error(f"NIXL plug-in {plugin}{named} cannot start"):
             self._agent: Any = nixl_agent(self._name, config)
             if plugin not in self._agent.get_plugin_list():
                 raise TransferError(
@@ -272,16 +273,16 @@ class TransferEngine:
             raise TransferError(
                 f"memory {int(address[first]):#x}+{nbytes[first]} lies in no registration"
             )
-        for descriptor in set(file[:, 2].tolist()):
-            offset, nbytes, _ = file[file[:, 2] == descriptor].T
-            limit = np.uint64(self._files.get(descriptor, 0))
-            outside = (offset > limit) | (nbytes > limit - offset)
-            if outside.any():
-                first = int(outside.argmax())
-                raise TransferError(
-                    f"file descriptor {descriptor} is registered for {limit} bytes, not for "
-                    f"{nbytes[first]} at offset {offset[first]}"
-                )
+        offset, nbytes = file[:, 0], file[:, 1]
+        known, which = np.unique(file[:, 2], return_inverse=True)
+        limits = np.array([self._files.get(d, 0) for d in known.tolist()], np.uint64)[which]
+        outside = (offset > limits) | (nbytes > limits - offset)
+        if outside.any():
+            first = int(outside.argmax())
+            raise TransferError(
+                f"file descriptor {file[first, 2]} is registered for {limits[first]} bytes, not "
+                f"for {nbytes[first]} at offset {offset[first]}"
+            )
 
     def _settle(self, transfer: Transfer, call: Callable[[Any], str]) -> None:
         """Run a NIXL call that reports a transfer's state; the lock is held."""

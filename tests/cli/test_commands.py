@@ -73,7 +73,9 @@ def test_clear_takes_only_what_it_is_told(store: str) -> None:
     rows = {r["manifest"]["model_name"]: r for r in run_json("ls", *url(store))["namespaces"]}
     one = rows["org/one"]["digest"][:12]
     run("clear", *url(store), "--namespace", one, code=1, answer="n\n")
-    assert run_json("clear", *url(store), "--namespace", one, "--yes") == {one: 8}
+    answered = run("clear", *url(store), "--namespace", one, "--json", answer="y\n")
+    assert json.loads(answered.stdout.removeprefix(" y\n")) == {one: 8}  # the terminal's echo
+    assert "Forget all pages of" in answered.stderr
     left = run_json("ls", *url(store))["namespaces"]
     assert {row["digest"][:12] == one: row["pages"] for row in left} == {True: 0, False: 4}
 

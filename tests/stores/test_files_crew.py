@@ -153,6 +153,9 @@ def test_closing(monkeypatch: pytest.MonkeyPatch) -> None:
     crew.close()
     assert threading.active_count() == before
     assert crew.map(str, [1, 2], deadline=soon()) == [None, None]
+    done: list[int] = []
+    crew.map(done.append, [1, 2], deadline=soon(), all_the_same=True)
+    assert done == [1, 2], "what must be done is done by who waits for it"
 
 
 def test_closing_lets_nobody_wait(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,6 +90,8 @@ def test_a_page_is_stamped_once_a_grain(rig: Rig) -> None:
     rig.use(keys, [])
     before = [rig.time(key) for key in keys]
     rig.clock.now += 9 * S
+    rig.uses.note(SPACE, keys[:4], [(key, 4, rig.time(key)) for key in keys[4:]])
+    assert not rig.uses._waiting, "nobody is asked"
     rig.use(keys[4:], keys[:4])
     assert [rig.time(key) for key in keys] == before
     rig.clock.now += 2 * S

@@ -183,6 +183,21 @@ def test_unopened_namespace(root: Path) -> None:
             tenant.store.open_namespace(namespace(128 * MIB))
 
 
+def test_more_page_sizes_than_segments_are_warned_of(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A hybrid model whose pools cannot all have a segment is told that they are displaced."""
+    store = SlabStore([root], capacity_bytes=32 * MIB, segment_bytes=16 * MIB)
+    with closing(store):
+        for pages in (1, 2):
+            store.open_namespace(namespace(pages * 4 * KIB))
+        store.open_namespace(namespace(4 * KIB, "another of a known size"))
+        assert "displace" not in caplog.text
+        store.open_namespace(namespace(3 * 4 * KIB))
+    assert "pages of 3 sizes" in caplog.text
+    assert "lower segment" in caplog.text
+
+
 def test_small_budgets_are_refused(root: Path) -> None:
     """A budget below one segment, or segments without number, are errors that say what to set."""
     with pytest.raises(StoreError, match="raise capacity or lower segment"):

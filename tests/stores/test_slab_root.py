@@ -67,7 +67,7 @@ def test_file_in_place_of_the_directory(tmp_path: Path) -> None:
     (tmp_path / "store").write_text("mine")
     assert "no directory" in refused(tmp_path / "store")
     assert (tmp_path / "store").read_text() == "mine"
-    assert "does not exist" in refused(tmp_path / "store" / "below")
+    assert "is no directory; name another" in refused(tmp_path / "store" / "below")
 
 
 def test_read_only_file_system(read_only_disk: Path) -> None:

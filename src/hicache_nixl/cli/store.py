@@ -47,7 +47,8 @@ def ls(
         return
     table = Table(box=None, pad_edge=False)
     for column in ("namespace", "model", "pool", "dtype", "byte order", "pages", "bytes", "used"):
-        table.add_column(column, justify="right" if column in ("pages", "bytes") else "left")
+        justify = "right" if column in ("pages", "bytes") else "left"
+        table.add_column(column, justify=justify, overflow="fold")  # type: ignore[arg-type]
     for use in uses:
         manifest = use.namespace.manifest
         table.add_row(
@@ -82,7 +83,7 @@ def verify(
                 MofNCompleteColumn(),
                 TimeRemainingColumn(),
             )
-            with Progress(*columns, console=err) as progress:
+            with Progress(*columns, console=err, disable=not err.is_terminal) as progress:
                 for digest in digests:
                     short = digest.hex()[:12]
                     task = progress.add_task(short, total=pages[digest])
@@ -117,7 +118,8 @@ def clear(
             digests = matching(opened, namespace)
             if not yes:
                 names = ", ".join(digest.hex()[:12] for digest in digests) or "nothing"
-                typer.confirm(f"Forget all pages of {names}?", abort=True)
+                question = f"Forget all pages of {names}? (--yes does not ask)"
+                typer.confirm(question, abort=True, err=True)
             gone = {digest.hex()[:12]: opened.clear(digest) for digest in digests}
         finally:
             opened.close()

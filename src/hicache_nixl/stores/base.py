@@ -1,6 +1,7 @@
 """What a store is: pages go in under a namespace and a key, and come out or are missing.
 
-Implemented by `slab.SlabStore`. A store knows records and extents; it knows nothing of SGLang.
+Implemented by `slab.SlabStore` and `files.FilesStore`. A store knows records and extents; it knows
+nothing of SGLang.
 """
 
 from collections.abc import Iterator, Sequence

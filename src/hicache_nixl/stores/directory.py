@@ -9,13 +9,29 @@ from pathlib import Path
 
 from hicache_nixl.errors import HiCacheNixlError, StoreError
 
+UNREADABLE = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+)
+"""What reading a small JSON file can raise that is damaged or not ours: no such key, numbers that
+are none, nesting without end."""
+
 
 def make_directory(directory: Path) -> None:
     """Make a directory whose parent exists, or see that it can be used. Raises StoreError."""
     if not directory.parent.is_dir():
         raise StoreError(
-            f"{directory} cannot hold a store: {directory.parent} does not exist; mount or create "
-            "it"
+            f"{directory} cannot hold a store: {directory.parent} "
+            + (
+                "is no directory; name another"
+                if directory.parent.exists()
+                else "does not exist; mount or create it"
+            )
         )
     with as_store_error(directory), contextlib.suppress(FileExistsError):
         directory.mkdir()

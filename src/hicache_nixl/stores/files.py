@@ -51,9 +51,10 @@ logger = logging.getLogger(__name__)
 
 THREADS = 32
 """With calls of 1 ms, 512 pages are looked at in 16 ms; more threads gain little in Python."""
-_FILES_AT_ONCE = 128
 _MOST_DESCRIPTORS = 512
 _ROOM_WAIT_S = 2.0
+_UNKNOWN_SHARE = 40
+"""This part of the capacity is left free: how full a small store is, is known to a few pages."""
 
 _Rows = npt.NDArray[np.int64]
 
@@ -91,6 +92,7 @@ class FilesStore:
         expiry_s: float = EXPIRY_S,
     ) -> None:
         self.capacity_bytes = capacity_bytes
+        self._budget = capacity_bytes - capacity_bytes // _UNKNOWN_SHARE
         self._root = FilesRoot(directory)
         self._root.prepare()
         self._direct_io = direct_io
@@ -99,7 +101,7 @@ class FilesStore:
         clock = FileClock()
         self._crew = Crew(THREADS, "hicache-nixl-files")
         self._uses = Uses(self._root, clock, self._crew)
-        self._ledger = Ledger(self._root, self._owner, capacity_bytes)
+        self._ledger = Ledger(self._root, self._owner, self._budget)
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._descriptors = Descriptors(max(1, min(_MOST_DESCRIPTORS, soft // 4)))
         self._moves = PageMoves(
@@ -128,7 +130,7 @@ class FilesStore:
                 clock=clock,
                 uses=self._uses,
                 crew=self._crew,
-                capacity_bytes=capacity_bytes,
+                capacity_bytes=self._budget,
                 interval_s=interval_s,
                 expiry_s=expiry_s,
             )
@@ -138,17 +140,20 @@ class FilesStore:
     def open_namespace(self, namespace: Namespace) -> None:
         """Make a namespace usable; see `Store`."""
         size = record.record_bytes(namespace.payload_bytes)
-        if size > LOW_WATER * self.capacity_bytes:
+        if size > LOW_WATER * self._budget:
             raise RegistrationError(
-                f"a page of {namespace} takes {size} bytes, more than {LOW_WATER:.0%} of the "
-                f"capacity of {self.capacity_bytes} bytes; raise capacity"
+                f"a page of {namespace} takes {size} bytes, too much for a capacity of "
+                f"{self.capacity_bytes} bytes; raise capacity"
             )
+        self._refuse_closed()
+        if namespace.digest in self._spaces:
+            return
+        files = PageFiles(self._root, namespace, self._owner, direct_io=self._direct_io)
         with self._changed:
-            self._refuse_closed()
-            if namespace.digest not in self._spaces:
-                self._spaces[namespace.digest] = PageFiles(
-                    self._root, namespace, self._owner, direct_io=self._direct_io
-                )
+            kept = files if self._closed else self._spaces.setdefault(namespace.digest, files)
+        if self._closed or kept is not files:
+            files.close()
+        self._refuse_closed()
 
     def namespaces(self) -> list[NamespaceUse]:
         """What is stored, a row a namespace. Looks at every file."""
@@ -230,27 +235,15 @@ class FilesStore:
         self, mover: RecordMover, batch: Batch, prefix: Sequence[bytes], *, deadline: float
     ) -> Flags:
         """Read pages into their host pages; see `Store`. Reads the leading run that is stored."""
-        read = np.zeros(len(batch.keys), np.bool_)
-        times = np.zeros(len(batch.keys), np.int64)
         with self._using(batch.namespace) as files:
-            start = 0
-            while start < len(read):
-                wanted = min(_FILES_AT_ONCE, len(read) - start)
-                count = self._descriptors.take(wanted, deadline)
-                if count == 0:
-                    break
-                rows = np.arange(start, start + count)
-                read[rows], times[rows] = self._moves.read(files, mover, batch.take(rows), deadline)
-                if not read[rows].all():
-                    break
-                start += count
+            read, times = self._moves.read(files, mover, batch, deadline)
             if read.any():
                 self._uses.note(
                     batch.namespace,
                     prefix,
                     ((batch.keys[i], len(prefix) + i, int(times[i])) for i in np.flatnonzero(read)),
                 )
-        return read
+            return read
 
     # -- writing ----------------------------------------------------------------------------------
 
@@ -270,16 +263,10 @@ class FilesStore:
         call = object()
         try:
             granted = self._room(len(batch.keys) * size, size, in_use * size, call, deadline)
-            start, end = 0, granted // size
-            while start < end:
-                count = self._descriptors.take(min(_FILES_AT_ONCE, end - start), deadline)
-                if count == 0:
-                    break
-                rows = np.arange(start, start + count)
-                written[rows] = self._moves.write(
-                    files, mover, batch.take(rows), depths[rows], used_ns, deadline
-                )
-                start += count
+            rows = np.arange(granted // size)
+            written[rows] = self._moves.write(
+                files, mover, batch.take(rows), depths[rows], used_ns, deadline
+            )
         finally:
             self._ledger.settle(call, int(written.sum()) * size)
         self._uses.added(batch.namespace, (batch.keys[i] for i in np.flatnonzero(written)), used_ns)
@@ -292,7 +279,7 @@ class FilesStore:
 
         No more is asked for than what could be had without evicting the pages of the call.
         """
-        nbytes = min(nbytes, max(0, int(LOW_WATER * self.capacity_bytes) - in_use))
+        nbytes = min(nbytes, max(0, int(LOW_WATER * self._budget) - in_use))
         nbytes -= nbytes % step
         if self._house is not None:
             self._house.refresh(deadline)

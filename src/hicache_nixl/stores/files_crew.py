@@ -64,13 +64,34 @@ class Crew:
         None for items that were not done by `deadline` (`time.monotonic`). With `leading`, nothing
         behind the first None is a result, and little of it is done at all. `discard` gets results
         that nobody will see. With `all_the_same`, every item is done, be it after `deadline`.
-        Raises what `function` raised. Once the crew is closed, nothing is done.
+        Raises what `function` raised. Once the crew is closed, nothing else is done.
         """
-        if not items:
-            return []
-        job = _Job(self, function, items, leading, discard, min(width or self._size, self._size))
-        self.post(job, 1)
-        return job.wait(deadline, all_the_same)
+        job = self.start(
+            function,
+            items,
+            leading=leading,
+            discard=discard,
+            width=width,
+            all_the_same=all_the_same,
+        )
+        return job.results(deadline)
+
+    def start(
+        self,
+        function: Callable[[Item], Result | None],
+        items: Sequence[Item],
+        *,
+        leading: bool = False,
+        discard: Callable[[Result], object] | None = None,
+        width: int | None = None,
+        all_the_same: bool = False,
+    ) -> "Job[Item, Result]":
+        """As `map`, without waiting: the results are those of the job, once."""
+        width = min(width or self._size, self._size)
+        job = Job(self, function, items, leading, discard, width, all_the_same)
+        if items:
+            self.post(job, 1)
+        return job
 
     def post(self, work: _Work, threads: int) -> None:
         """Let up to `threads` threads do `work`. Never blocks."""
@@ -116,7 +137,7 @@ class Crew:
                 self._idle += 1
 
 
-class _Job(Generic[Item, Result]):
+class Job(Generic[Item, Result]):
     """One function over many items. Its lock is held only to take items and to leave results."""
 
     def __init__(
@@ -127,7 +148,9 @@ class _Job(Generic[Item, Result]):
         leading: bool,
         discard: Callable[[Result], object] | None,
         width: int,
+        all_the_same: bool,
     ) -> None:
+        self._all_the_same = all_the_same
         self._crew = crew
         self._function = function
         self._items = items
@@ -141,8 +164,11 @@ class _Job(Generic[Item, Result]):
         self._working = 0
         self._span = _FIRST_SPAN
         self._abandoned = False
+        self._cancelled = False
         self._error: BaseException | None = None
         self._done = threading.Event()
+        if not items:
+            self._done.set()
 
     def work(self) -> None:
         """Do items until none is left."""
@@ -165,12 +191,14 @@ class _Job(Generic[Item, Result]):
                 if self._working == 0 and self._next >= self._limit:
                     self._done.set()
 
-    def wait(self, deadline: float, all_the_same: bool) -> list[Result | None]:
-        """The results there are by `deadline`; what comes later is discarded."""
+    def results(self, deadline: float) -> list[Result | None]:
+        """The results there are by `deadline`; what comes later is discarded. Once; see `map`."""
         self._done.wait(max(0.0, min(deadline - time.monotonic(), threading.TIMEOUT_MAX)))
+        if self._cancelled and self._all_the_same:
+            self.work()  # the crew was closed before it was done
         with self._lock:
             self._abandoned = True
-            if not all_the_same:
+            if not self._all_the_same:
                 self._limit = 0
             results, error = self._results, self._error
         if error is not None:
@@ -184,10 +212,8 @@ class _Job(Generic[Item, Result]):
 
     def cancel(self) -> None:
         """Let nobody wait for it."""
-        with self._lock:
-            self._limit = 0
-            if self._working == 0:
-                self._done.set()
+        self._cancelled = True
+        self._done.set()
 
     def _take(self) -> tuple[int, int] | None:
         with self._lock:

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable
 
-from hicache_nixl.errors import StoreError
 from hicache_nixl.stores.files_clock import FileClock
 from hicache_nixl.stores.files_crew import Crew
 from hicache_nixl.stores.files_layout import FilesRoot, Owner
@@ -111,14 +110,14 @@ class Housekeeper:
 
     def _run(self) -> None:
         while True:
-            self._guarded(self._round)
+            began = time.monotonic()
+            done = self._guarded(self._round)
+            behind = done and self._sweeps and self._sweeper.is_behind()
+            pause = min(time.monotonic() - began, self._interval_s) if behind else self._interval_s
             with self._changed:
                 self._rounds += 1
                 self._changed.notify_all()
-                behind = self._sweeps and self._sweeper.is_behind() and not self._closing
-                self._changed.wait_for(
-                    lambda: self._hurry or self._closing, 0.0 if behind else self._interval_s
-                )
+                self._changed.wait_for(lambda: self._hurry or self._closing, pause)
                 self._hurry = False
                 if self._closing:
                     break
@@ -163,10 +162,12 @@ class Housekeeper:
             self._rounds += 1
             self._changed.notify_all()
 
-    def _guarded(self, work: Callable[[], object]) -> None:
+    def _guarded(self, work: Callable[[], object]) -> bool:
         try:
             work()
-        except (OSError, StoreError) as error:
+            return True
+        except Exception as error:  # noqa: BLE001 - said below; without the thread nobody evicts
             if time.monotonic() - self._logged_at >= _TROUBLE_LOG_PAUSE_S:
                 self._logged_at = time.monotonic()
                 logger.warning("%s is not looked after for now: %s", self._root.directory, error)
+            return False

@@ -20,13 +20,19 @@ import os
 import re
 import secrets
 import socket
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from hicache_nixl.errors import HiCacheNixlError, StoreError, StoreFormatError
 from hicache_nixl.identity import Namespace, namespace_from_manifest
-from hicache_nixl.stores.directory import as_store_error, make_directory, write_json
+from hicache_nixl.stores.directory import (
+    UNREADABLE,
+    as_store_error,
+    make_directory,
+    write_json,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +42,8 @@ FAN_OUT = tuple(f"{number:02x}" for number in range(256))
 _FAN_OUT = frozenset(FAN_OUT)
 _HEX_NAME = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _TEMPORARY = re.compile(r"\.([0-9a-f]{64})\.([A-Za-z0-9-]+\.\d+\.\d+\.[0-9a-f]+)\.\d+", re.ASCII)
+
+_DRAFT = re.compile(r"\.(store|usage|manifest)\.json\.[0-9a-f]{8}", re.ASCII)
 
 
 # -- who ---------------------------------------------------------------------------------------
@@ -152,6 +160,8 @@ def entries_of(leaf: str) -> list[Entry]:
                     continue
                 with contextlib.suppress(FileNotFoundError):
                     facts = entry.stat(follow_symlinks=False)
+                    if stat.S_ISDIR(facts.st_mode):
+                        continue
                     found.append(
                         Entry(
                             entry.path, bytes.fromhex(name), facts.st_size, facts.st_mtime_ns, owner
@@ -189,7 +199,7 @@ class FilesRoot:
             return False
         except OSError as error:
             raise StoreError(f"{path} cannot be read: {error.strerror}") from error
-        except ValueError:
+        except (ValueError, RecursionError):
             content = None
         if not isinstance(content, dict) or content.get("kind") != KIND:
             slab = isinstance(content, dict) and "directories" in content
@@ -203,6 +213,14 @@ class FilesRoot:
                 f"reads {FORMAT}; upgrade hicache-nixl or use another directory"
             )
         return True
+
+    def remove_drafts(self, before_ns: int) -> None:
+        """Remove what was left of files that were being written whole before that time."""
+        for place in (self.directory, *self._places()):
+            for name in names_in(place):
+                path = place / name
+                if _DRAFT.fullmatch(name) and path.lstat().st_mtime_ns < before_ns:
+                    path.unlink()
 
     # -- namespaces -----------------------------------------------------------------------------
 
@@ -255,7 +273,7 @@ def _read_manifest(path: Path) -> Namespace | None:
         namespace = namespace_from_manifest(json.loads(path.read_text()))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, AttributeError, HiCacheNixlError) as error:
+    except (*UNREADABLE, HiCacheNixlError) as error:
         logger.warning("%s cannot be used: %s", path, error)
         return None
     if namespace.digest.hex() != path.parent.name:

@@ -122,7 +122,8 @@ class Lease:
             return ""
 
     def _epochs(self) -> list[int]:
-        return sorted(int(name) for name in names_in(self._directory) if name.isdigit())
+        names = names_in(self._directory)
+        return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
 
 def _name(epoch: int) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hicache_nixl.errors import StoreError
-from hicache_nixl.stores.directory import write_json
+from hicache_nixl.stores.directory import UNREADABLE, write_json
 from hicache_nixl.stores.files_layout import FilesRoot, Owner, names_in
 
 logger = logging.getLogger(__name__)
@@ -220,7 +220,7 @@ class WriterFiles:
         try:
             content = json.loads((self._directory / name).read_text())
             return int(content["added"]), int(content["wanted"]), bool(content["closed"])
-        except (OSError, ValueError, KeyError, TypeError):  # it is just being written, or gone
+        except UNREADABLE:  # it is just being written, or gone
             return None
 
     def _is_abandoned(self, name: str, now_ns: int) -> bool:
@@ -243,15 +243,18 @@ def read_usage(path: Path) -> Usage | None:
     """What the sweeper told last; None if it told nothing that can be read."""
     try:
         content = json.loads(path.read_text())
-        return Usage(
+        usage = Usage(
             used_bytes=int(content["used_bytes"]),
             pages=int(content["pages"]),
             evicted_pages=int(content["evicted_pages"]),
             grain_ns=int(content["grain_ns"]),
             included={str(name): int(added) for name, added in content["included"].items()},
         )
+        if min(usage.used_bytes, usage.pages, usage.evicted_pages) < 0 or usage.grain_ns < 1:
+            raise ValueError("a count below zero")
+        return usage
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except UNREADABLE as error:
         logger.info("%s cannot be used: %s", path, error)
         return None

@@ -14,6 +14,7 @@ import errno
 import itertools
 import logging
 import os
+import stat
 import threading
 import time
 from collections.abc import Callable
@@ -101,7 +102,9 @@ class PageFiles:
         """Open a page for reading; None if it is not there. One of a wrong size is removed."""
         path = page_path(key)
         try:
-            descriptor = os.open(path, os.O_RDONLY | self._flags, dir_fd=self._directory)
+            # Of a pipe that somebody put there an open would wait for a writer.
+            flags = os.O_RDONLY | os.O_NONBLOCK | self._flags
+            descriptor = os.open(path, flags, dir_fd=self._directory)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -110,7 +113,8 @@ class PageFiles:
         page = None
         try:
             page = OpenPage(key, descriptor, os.fstat(descriptor))
-            if page.facts.st_size == self.record_bytes:
+            whole = page.facts.st_size == self.record_bytes
+            if whole and stat.S_ISREG(page.facts.st_mode):
                 return page
             self.remove(page)
         except OSError as error:  # NFS: the server has forgotten it

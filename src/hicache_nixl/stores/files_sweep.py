@@ -23,7 +23,7 @@ from hicache_nixl.stores.files_clock import FileClock
 from hicache_nixl.stores.files_crew import Crew
 from hicache_nixl.stores.files_layout import FAN_OUT, Entry, FilesRoot, Owner, entries_of
 from hicache_nixl.stores.files_ledger import Ledger, Usage, WriterFiles
-from hicache_nixl.stores.files_uses import COARSEST_GRAIN_NS, FINEST_GRAIN_NS, grain_for
+from hicache_nixl.stores.files_uses import FINEST_GRAIN_NS, grain_for
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,8 @@ _REST = 20
 where something was added; where nothing was, it rests `_IDLE_CYCLE_S`."""
 _LEFTOVER_NS = 3600 * 10**9
 """Longer than any deadline: what is being written for so long has lost its writer."""
-_FUTURE_NS = 2 * COARSEST_GRAIN_NS
+_FUTURE_NS = 10 * 10**9
+"""Hosts see the file system's time alike, but for the duration of a call."""
 
 
 @dataclass
@@ -100,7 +101,7 @@ class Sweeper:
         self._buckets = [_Bucket() for _ in FAN_OUT]
         self._cursor = 0
         self._growth = 0
-        self._inherited: Usage | None = None
+        self._inherited: int | None = None
         self._cycle = _Cycle()
         self._making_room = False
         self._grain_ns = FINEST_GRAIN_NS
@@ -111,11 +112,19 @@ class Sweeper:
         one told. Raises OSError."""
         self._writers = WriterFiles(self._root, self._owner, self._ledger, self._capacity)
         self._writers.growth(self._clock.now_ns())
+        self._root.remove_drafts(self._clock.now_ns() - _LEFTOVER_NS)
         self._buckets = [_Bucket() for _ in FAN_OUT]
         self._growth = 0
         self._cursor = 0
-        self._inherited = before
-        self._evicted = 0 if before is None else before.evicted_pages
+        self._inherited = None
+        self._evicted = 0
+        if before is not None:
+            since = [
+                added - before.included.get(name, 0)
+                for name, added in self._writers.included.items()
+            ]
+            self._inherited = before.used_bytes + sum(since)
+            self._evicted = before.evicted_pages
         self._cycle = _Cycle()
 
     # -- how full ---------------------------------------------------------------------------------
@@ -138,7 +147,7 @@ class Sweeper:
         if not self.is_known:
             if self._inherited is None:
                 return None
-            used = max(used, self._inherited.used_bytes + self._growth)
+            used = max(used, self._inherited + self._growth)
         return Usage(
             used,
             sum(bucket.pages for bucket in self._buckets),

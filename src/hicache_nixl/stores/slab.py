@@ -97,6 +97,7 @@ class SlabStore:
             segment_bytes=self.segment_bytes,
         )
         self._numbers: dict[bytes, int] = {}
+        self._record_sizes: set[int] = set()
         self._lock = threading.Lock()
         self._last_tick = 0
         self._touched: dict[tuple[int, bytes], int] = {}
@@ -120,6 +121,16 @@ class SlabStore:
             )
         self._root.note_namespace(namespace)
         self._numbers[namespace.digest] = self._index.add_namespace(namespace)
+        self._record_sizes.add(size)
+        needed = len(self._record_sizes) * self.segment_bytes
+        if needed > self.capacity_bytes:
+            logger.warning(
+                "pages of %d sizes need a segment each, %d bytes in all, and the capacity is %d: "
+                "they will displace each other; raise capacity or lower segment",
+                len(self._record_sizes),
+                needed,
+                self.capacity_bytes,
+            )
 
     def namespaces(self) -> list[NamespaceUse]:
         """What is stored, a row a namespace."""

@@ -270,6 +270,8 @@ def _read_description(directory: Path) -> dict[str, Any] | None:
         or not {"format", "store", "directory", "directories"} <= content.keys()
         or not isinstance(content["format"], int)
     ):
+        if isinstance(content, dict) and content.get("kind") == "files":
+            raise StoreError(f"{path} describes a files store; name it by files://{directory}")
         raise StoreError(f"{path} is not a store description; restore it or use another directory")
     if content["format"] > FORMAT:
         raise StoreFormatError(
