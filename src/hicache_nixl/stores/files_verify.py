@@ -6,12 +6,11 @@ With ordinary buffered reads, so that it works where O_DIRECT or NIXL do not.
 import os
 from collections.abc import Iterator
 
-import numpy as np
-
-from hicache_nixl import record
 from hicache_nixl.identity import Namespace
+from hicache_nixl.record import record_bytes
 from hicache_nixl.stores.base import CheckedPage
 from hicache_nixl.stores.files_layout import Entry, FilesRoot
+from hicache_nixl.stores.whole_record import read_trailer
 
 
 def verify_namespace(root: FilesRoot, namespace: Namespace) -> Iterator[CheckedPage]:
@@ -46,27 +45,10 @@ def _check(entry: Entry, namespace: Namespace) -> bool | None:
         return False
     try:
         facts = os.fstat(descriptor)
-        good = _is_whole(descriptor, facts.st_size, entry.key, namespace)
+        good = (
+            facts.st_size == record_bytes(namespace.payload_bytes)
+            and read_trailer(descriptor, 0, entry.key, namespace) is not None
+        )
         return good or (False if remove_if_same(entry.path, facts) else None)
     finally:
         os.close(descriptor)
-
-
-def _is_whole(descriptor: int, nbytes: int, key: bytes, namespace: Namespace) -> bool:
-    size = record.record_bytes(namespace.payload_bytes)
-    if nbytes != size:
-        return False
-    try:
-        block = os.pread(descriptor, size, 0)
-    except OSError:
-        return False
-    if len(block) < size:
-        return False
-    whole = np.frombuffer(block, np.uint8)
-    trailer = record.parse_trailer(whole[-record.TRAILER_BYTES :])
-    return (
-        trailer is not None
-        and (trailer.namespace, trailer.key, trailer.payload_bytes)
-        == (namespace.digest, key, namespace.payload_bytes)
-        and record.payload_hash(whole[: namespace.payload_bytes]) == trailer.payload_hash
-    )

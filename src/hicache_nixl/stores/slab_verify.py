@@ -8,13 +8,12 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
-
-from hicache_nixl import record
 from hicache_nixl.identity import Namespace
+from hicache_nixl.record import record_bytes
 from hicache_nixl.stores.base import CheckedPage, NamespaceUse
 from hicache_nixl.stores.slab_index import SlabIndex
 from hicache_nixl.stores.slab_sql import Located
+from hicache_nixl.stores.whole_record import read_trailer
 
 
 def verify_namespace(
@@ -59,18 +58,6 @@ class _Files(contextlib.ExitStack):
 def _is_whole(descriptor: int | None, namespace: Namespace, key: bytes, place: Located) -> bool:
     if descriptor is None:
         return False
-    size = record.record_bytes(namespace.payload_bytes)
-    try:
-        block = os.pread(descriptor, size, place.slot * size)
-    except OSError:
-        return False
-    if len(block) < size:
-        return False
-    whole = np.frombuffer(block, np.uint8)
-    trailer = record.parse_trailer(whole[-record.TRAILER_BYTES :])
-    return (
-        trailer is not None
-        and (trailer.namespace, trailer.key, trailer.generation)
-        == (namespace.digest, key, place.generation)
-        and record.payload_hash(whole[: namespace.payload_bytes]) == trailer.payload_hash
-    )
+    offset = place.slot * record_bytes(namespace.payload_bytes)
+    trailer = read_trailer(descriptor, offset, key, namespace)
+    return trailer is not None and trailer.generation == place.generation
