@@ -116,7 +116,7 @@ def test_attach_request() -> None:
     config = json.loads(body["hicache_storage_backend_extra_config_json"])
     assert config == extra_config(STORE | {"prefetch_threshold": 16})
     assert set(body) == {"hicache_storage_backend", "hicache_storage_backend_extra_config_json"}
-    with pytest.raises(SettingsError, match="set store"):
+    with pytest.raises(SettingsError, match="by --store"):
         attach_request({}, environ={})
 
 
@@ -195,7 +195,7 @@ def test_refused_wishes(changes: dict[str, Any], words: list[str]) -> None:
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        ({}, ["set store"]),
+        ({}, ["by --store"]),
         (STORE | {"capactiy": "1GiB"}, ["capactiy", "capacity"]),
         (STORE | {"class_name": "Other"}, ["class_name", '"HiCacheNixlConnector"']),
         (STORE | {"interface_v1": 0}, ["interface_v1 must be 1"]),
