@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hicache_nixl import __version__
+from hicache_nixl.file_systems import FileSystems
 from hicache_nixl.memory import hugepage_report
 from hicache_nixl.startup import Tier
 from hicache_nixl.units import format_duration, format_size
@@ -74,13 +75,14 @@ def describe_tier(tier: Tier) -> str:
 
 
 def _directory(store: str, directory: Path) -> Finding:
-    kind, device = _mount_of(directory)
+    mount = FileSystems().under(directory)
     free = shutil.disk_usage(directory).free
-    in_memory = kind in ("tmpfs", "ramfs")
+    in_memory = mount.kind in ("tmpfs", "ramfs")
     return Finding(
         "store",
-        f"{store} in {directory} ({kind} on {device}, {format_size(free, digits=1)} free)",
-        f"{kind} is memory: pages do not outlive a restart of the machine; use a directory on NVMe"
+        f"{store} in {directory} ({mount}, {format_size(free, digits=1)} free)",
+        f"{mount.kind} is memory: pages do not outlive a restart of the machine; use a directory "
+        "on NVMe"
         if in_memory
         else None,
     )
@@ -127,20 +129,6 @@ def _descriptors() -> Finding:
         f"limit {soft}",
         "raise `ulimit -n` to 1024 or more" if soft < 1024 else None,
     )
-
-
-def _mount_of(directory: Path) -> tuple[str, str]:
-    """(file system, device) of the mount that holds a directory."""
-    best = ("unknown", "unknown")
-    longest = -1
-    real = directory.resolve()
-    for line in Path("/proc/self/mounts").read_text().splitlines():
-        device, point, kind = line.split()[:3]
-        mount = Path(point.encode().decode("unicode_escape"))
-        if (real == mount or mount in real.parents) and len(mount.parts) >= longest:
-            longest = len(mount.parts)
-            best = (kind, device)
-    return best
 
 
 def _nixl_version() -> str:

@@ -12,6 +12,7 @@ from hicache_nixl.host_pools.reading import (
     by_layout,
     count,
     dtype_name,
+    held_tensor,
     item_bytes,
     layers,
     slots,
@@ -50,7 +51,7 @@ def mha(pool: Any) -> Reading:
             "page_unified": (1, (pages, groups, n, 2, tokens, heads // groups, width)),
         },
     )
-    buffer = Buffer("kv_buffer", _tensor(pool), shape, item_bytes(pool), outer, pages)
+    buffer = Buffer("kv_buffer", held_tensor(pool), shape, item_bytes(pool), outer, pages)
     return Reading(
         pages=pages,
         page_tokens=tokens,
@@ -65,7 +66,7 @@ def asymmetric_mha(pool: Any) -> Reading:
     """`AsymmetricMHATokenToKVPoolHost`: K and V of different widths, a tensor each."""
     pages, tokens, total = slots(pool)
     n, heads = count(pool, "layer_num"), count(pool, "head_num")
-    pair = _tensor(pool)
+    pair = held_tensor(pool)
     if not isinstance(pair, tuple) or len(pair) != 2:
         raise RegistrationError(f"{type(pool).__name__}.kv_buffer is not a pair of K and V tensors")
     buffers = []
@@ -170,7 +171,7 @@ def mla(pool: Any) -> Reading:
         pages=pages,
         page_tokens=rows * getattr(pool, "dcp_size", 1),
         byte_order="layer-major" if pool.layout == "page_unified" else _ORDERS[pool.layout],
-        buffers=(Buffer("kv_buffer", _tensor(pool), shape, item_bytes(pool), outer, pages),),
+        buffers=(Buffer("kv_buffer", held_tensor(pool), shape, item_bytes(pool), outer, pages),),
         facts=layers(pool)
         | {
             "row_layout": "latent, packed" if packed else "latent",
@@ -204,12 +205,3 @@ def _row_layout(pool: Any) -> str:
             f"{type(pool).__name__} mirrors device pools of layouts {sorted(found)}: one is needed"
         )
     return found.pop()
-
-
-def _tensor(pool: Any) -> Any:
-    tensor = attribute(pool, "kv_buffer")
-    if tensor is None:
-        raise RegistrationError(
-            f"{type(pool).__name__}.kv_buffer is None: a released pool has no bytes to store"
-        )
-    return tensor

@@ -15,6 +15,7 @@ from hicache_nixl.host_pools.reading import (
     by_layout,
     count,
     dtype_name,
+    held_tensor,
     integer,
     item_bytes,
     layers,
@@ -42,7 +43,7 @@ def dsa_indexer(pool: Any) -> Reading:
         },
     )
     itemsize = item_bytes(pool, "indexer_dtype")
-    tensor = _tensor(pool, "index_k_with_scale_buffer")
+    tensor = held_tensor(pool, "index_k_with_scale_buffer")
     return Reading(
         pages=pages,
         page_tokens=count(pool, "page_size"),
@@ -103,7 +104,7 @@ def nvfp4(pool: Any) -> Reading:
         pages=pages,
         page_tokens=count(pool, "page_size"),
         byte_order="rows",
-        buffers=(Buffer("kv_buffer", _tensor(pool), shape, 1, outer, pages),),
+        buffers=(Buffer("kv_buffer", held_tensor(pool), shape, 1, outer, pages),),
         facts=layers(pool) | {"row_bytes": row_bytes},
         dtype=dtype_name(pool.dtype),
         row_format=RowFormat.DESCRIBED,
@@ -117,7 +118,7 @@ def envelope(pool: Any) -> Reading:
     backing = attribute(pool, "shared_allocation_domain")
     label = attribute(pool, "pool_label")
     pages, row_bytes = count(pool, "page_num"), count(pool, "item_bytes")
-    tensor = _tensor(pool, "_host_page_buffer_view")
+    tensor = held_tensor(pool, "_host_page_buffer_view")
     translate = attribute(backing, "translate_indices")
 
     def resolve(indices: Any) -> Any:
@@ -149,7 +150,7 @@ def _rows(pool: Any, tokens: str, nbytes: str, facts: Facts, row_format: RowForm
     """A pool with a tensor per layer in `layer_first` and one for all in the others."""
     pages, row_bytes = count(pool, "num_host_pages"), count(pool, nbytes)
     n = count(pool, "layer_num")
-    tensor = _tensor(pool)
+    tensor = held_tensor(pool)
     if attribute(pool, "layout") == "layer_first":
         if not isinstance(tensor, list) or len(tensor) != n:
             raise RegistrationError(
@@ -179,12 +180,3 @@ def _rows(pool: Any, tokens: str, nbytes: str, facts: Facts, row_format: RowForm
         dtype=dtype_name(attribute(pool, "dtype")),
         row_format=row_format,
     )
-
-
-def _tensor(pool: Any, name: str = "kv_buffer") -> Any:
-    tensor = attribute(pool, name)
-    if tensor is None:
-        raise RegistrationError(
-            f"{type(pool).__name__}.{name} is None: a released pool has no bytes to store"
-        )
-    return tensor

@@ -80,6 +80,16 @@ def attribute(owner: Any, name: str) -> Any:
         ) from None
 
 
+def held_tensor(pool: Any, name: str = "kv_buffer") -> Any:
+    """`pool.name`, or what holds several tensors; a `RegistrationError` where it was released."""
+    tensor = attribute(pool, name)
+    if tensor is None:
+        raise RegistrationError(
+            f"{type(pool).__name__}.{name} is None: a released pool has no bytes to store"
+        )
+    return tensor
+
+
 def integer(owner: Any, name: str) -> int:
     """`owner.name` as an integer."""
     value = attribute(owner, name)

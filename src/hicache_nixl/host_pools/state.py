@@ -11,6 +11,7 @@ from hicache_nixl.host_pools.reading import (
     by_layout,
     count,
     dtype_name,
+    held_tensor,
     tensor_format,
 )
 
@@ -19,10 +20,7 @@ def mamba(pool: Any) -> Reading:
     """`MambaPoolHost`: temporal and convolution states of all layers, and what else belongs to the
     slot, as one page of one index. A model without a temporal state has an empty tensor for it."""
     by_layout(pool, {"page_first": None, "page_first_direct": None})
-    if attribute(pool, "kv_buffer") is None:
-        raise RegistrationError(
-            "MambaPoolHost.kv_buffer is None: a released pool has no bytes to store"
-        )
+    held_tensor(pool)
     slots, n = count(pool, "size"), count(pool, "num_mamba_layers")
     temporal, convs = attribute(pool, "temporal_buffer"), attribute(pool, "conv_buffer")
     sides = attribute(pool, "slot_state_buffers")

@@ -40,7 +40,7 @@ from hicache_nixl.stores.files_house import INTERVAL_S, Housekeeper
 from hicache_nixl.stores.files_layout import FilesRoot, Owner
 from hicache_nixl.stores.files_lease import EXPIRY_S
 from hicache_nixl.stores.files_ledger import Ledger, Usage, read_usage
-from hicache_nixl.stores.files_moves import PageMoves
+from hicache_nixl.stores.files_moves import FileMoves
 from hicache_nixl.stores.files_pages import Descriptors, PageFiles
 from hicache_nixl.stores.files_sweep import LOW_WATER
 from hicache_nixl.stores.files_uses import Uses
@@ -104,7 +104,7 @@ class FilesStore:
         self._ledger = Ledger(self._root, self._owner, self._budget)
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._descriptors = Descriptors(max(1, min(_MOST_DESCRIPTORS, soft // 4)))
-        self._moves = PageMoves(
+        self._moves = FileMoves(
             self._crew,
             self._descriptors,
             self._owner,

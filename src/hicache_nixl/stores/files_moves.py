@@ -35,7 +35,7 @@ _Rows = npt.NDArray[np.int64]
 Page = TypeVar("Page", Draft, OpenPage)
 
 
-class PageMoves:
+class FileMoves:
     """Writes and reads some pages at once. Safe for threads.
 
     Args:
