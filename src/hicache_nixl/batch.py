@@ -1,13 +1,14 @@
 """What one call moves: pages of a host pool, where their records lie, what becomes of each."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
 
 from hicache_nixl.geometry import PoolGeometry
+from hicache_nixl.loan import Loan
 
 
 class Outcome(IntEnum):
@@ -46,12 +47,12 @@ class Batch:
     numbers: npt.NDArray[np.int64]
     keys: Sequence[bytes]
     namespace: bytes
+    loan: Loan = field(default_factory=Loan, compare=False)
+    """Says until when the host pages may be touched."""
 
     def take(self, rows: npt.NDArray[np.int64]) -> "Batch":
         """The pages at `rows` of this batch."""
-        return Batch(
-            self.geometry, self.numbers[rows], [self.keys[i] for i in rows], self.namespace
-        )
+        return replace(self, numbers=self.numbers[rows], keys=[self.keys[i] for i in rows])
 
 
 @dataclass(frozen=True)
