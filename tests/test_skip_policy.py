@@ -1,4 +1,4 @@
-"""The rules of conftest.py about skipped tests."""
+"""The rules of skip_policy.py about skipped tests."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 
 pytest_plugins = "pytester"
 
-RULES = Path(__file__).with_name("conftest.py")
+RULES = Path(__file__).with_name("skip_policy.py")
 MARKERS = "[pytest]\nmarkers =\n    docker\n    engine\n"
 ENGINE_SKIP = """
 import pytest
