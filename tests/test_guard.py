@@ -236,11 +236,17 @@ def test_a_deadline_that_has_passed(store: Store, guarded: Callable[..., Guard])
 
 
 def test_a_call_with_little_time_left(store: Store, guarded: Callable[..., Guard]) -> None:
-    """That it was late counts as one failure of three, not as a store that hangs."""
+    """That it was late says nothing of the store; that the store failed in the little time does."""
     guard = guarded(10.0)
     store.hangs = True
-    for opened in (0, 0, 1):
+    for _ in range(4):
         assert call(guard, "exists", seconds=0.05) == 0
+    assert guard.state().read.opened == 0
+    assert guard.state().overdue_calls == 4
+    store.hangs = False
+    store.trouble = StoreError("refused")
+    for opened in (0, 0, 1):
+        assert call(guard, "exists", seconds=4.0) == 0
         assert guard.state().read.opened == opened
 
 
@@ -282,7 +288,8 @@ def test_a_bounded_number_of_calls_hang(store: Store, guarded: Callable[..., Gua
 
 
 def test_a_loan_in_use_is_waited_for(guarded: Callable[..., Guard], store: Store) -> None:
-    """Host pages that the kernel may still write are not handed back, whatever the deadline."""
+    """Host pages that the kernel may still write are not handed back, whatever the deadline; the
+    circuit is open meanwhile."""
     guard = guarded(0.1)
     batch = pages()
     released = threading.Event()
@@ -301,11 +308,11 @@ def test_a_loan_in_use_is_waited_for(guarded: Callable[..., Guard], store: Store
     inside.wait(HANG_GUARD_S)
     wait_until(lambda: batch.loan.is_over)
     assert caller.is_alive()
-    assert guard.state().read.state == "closed", "it is not known yet"
+    assert guard.state().read.opened == 1, "so that no other call hangs like it"
+    assert call(guard, "get", batch=pages()) == 0
     released.set()
     caller.join(HANG_GUARD_S)
     assert answers == [0]
-    assert guard.state().read.state != "closed"
 
 
 def test_a_late_check_closes_the_circuit(store: Store, guarded: Callable[..., Guard]) -> None:
@@ -346,7 +353,7 @@ def test_close_while_calls_hang(
     store: Store, guarded: Callable[..., Guard], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Closing does not wait for ever; threads end as soon as their calls do."""
-    monkeypatch.setattr("hicache_nixl.workers._CLOSE_WAIT_S", 0.05)
+    monkeypatch.setattr("hicache_nixl.guard.CLOSE_WAIT_S", 0.05)
     before = threading.active_count()
     guard = guarded(0.1)
     store.hangs = True
@@ -357,3 +364,30 @@ def test_close_while_calls_hang(
     assert time.monotonic() - began < HANG_GUARD_S / 2
     store.go_on.set()
     wait_until(lambda: threading.active_count() == before)
+
+
+def test_no_thread_is_to_be_had(
+    store: Store, guarded: Callable[..., Guard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the system has no thread left, calls are misses; the circuit closes once it has."""
+    guard = guarded()
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name in refused:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    refused = ["hicache-nixl-call"]
+    assert call(guard, "exists") == 0
+    assert guard.state().read.state == "closed"
+    refused = ["hicache-nixl-watch"]
+    store.trouble = StoreError("refused")
+    for name in ("exists",) * 5:
+        assert call(guard, name) == 0
+    assert guard.state().read.state == "open"
+    store.trouble, refused = None, []
+    assert call(guard, "exists") == 0, "it only makes the check be tried again"
+    wait_until(lambda: guard.state().read.state == "closed")
+    assert call(guard, "exists") > 0

@@ -3,9 +3,11 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
+from hicache_nixl import workers as workers_module
 from hicache_nixl.workers import OverdueError, Workers
 
 SOON_S = 0.05
@@ -119,17 +121,55 @@ def test_idle_threads_end() -> None:
     workers.close()
 
 
-def test_close(gate: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close(gate: threading.Event) -> None:
     """Closing ends threads, leaves those that hang to their work, and is final."""
-    monkeypatch.setattr("hicache_nixl.workers._CLOSE_WAIT_S", SOON_S)
     workers = Workers(4, "closing")
     with pytest.raises(OverdueError):
         workers.run(gate.wait, later(SOON_S))
     assert workers.run(lambda: 1, later()) == 1
-    workers.close()
-    workers.close()
+    workers.close(wait_s=SOON_S)
+    workers.close(wait_s=SOON_S)
     assert names().count("closing") == 1
     with pytest.raises(OverdueError, match="closed"):
         workers.run(lambda: 1, later())
     gate.set()
     wait_until(lambda: "closing" not in names())
+
+
+def test_work_that_was_taken_before_the_end_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that was given work just when everything was closed does it."""
+    workers = Workers(1, "last")
+    answered, go_on = threading.Event(), threading.Event()
+    make = workers_module._Task.__init__
+
+    class HeldUp:
+        """A lock whose release returns late, once the caller has gone on."""
+
+        def __init__(self) -> None:
+            self._lock = threading.Lock()
+            self.acquire = self._lock.acquire
+
+        def release(self) -> None:
+            self._lock.release()
+            if not answered.is_set():
+                answered.set()
+                go_on.wait(HANG_GUARD_S)
+
+    def init(task: Any, work: Callable[[], Any]) -> None:
+        make(task, work)
+        task.done = HeldUp()
+        task.done.acquire()
+
+    monkeypatch.setattr(workers_module._Task, "__init__", init)
+    assert workers.run(lambda: 1, later()) == 1
+    answered.wait(HANG_GUARD_S)
+    results: list[int] = []
+    second = threading.Thread(target=lambda: results.append(workers.run(lambda: 2, later())))
+    second.start()
+    wait_until(lambda: not workers._idle)
+    workers.close(wait_s=0.0)
+    go_on.set()
+    second.join(HANG_GUARD_S)
+    assert results == [2]
+    assert workers.stuck == 0
+    wait_until(lambda: "last" not in names())

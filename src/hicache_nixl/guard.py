@@ -11,6 +11,7 @@ call in which nothing moved. While a circuit is open its calls are misses at onc
 is made of.
 """
 
+import contextlib
 import logging
 import random
 import threading
@@ -30,7 +31,7 @@ from hicache_nixl.loan import Loan
 from hicache_nixl.metrics import Meter
 from hicache_nixl.mover import RecordMover
 from hicache_nixl.stores.base import Direction, Flags, Store
-from hicache_nixl.workers import OverdueError, Workers
+from hicache_nixl.workers import CLOSE_WAIT_S, OverdueError, Workers
 
 logger = logging.getLogger(__name__)
 
@@ -158,24 +159,27 @@ class Guard:
     ) -> T:
         circuit = self._circuits[direction]
         if not circuit.allows():
+            self._watch(circuit)
             return miss
         left = deadline - time.monotonic()
         if left <= 0:
             return miss
         share, most = _RESERVE
         until = deadline - min(share * left, most)
-        try:
-            result = self._workers.run(partial(work, until), deadline)
-        except OSError as error:  # of the library's own, StoreError and TransferError are such
+        with contextlib.ExitStack() as at_failure:
             if loan is not None:
-                loan.end()
-            overdue = time.monotonic() >= until
-            self.meter.trouble(name, error, overdue=overdue)
-            # A call that had little time left says little about storage.
-            at_once = overdue and left >= self._deadline_s / 2
-            if circuit.failed(name, str(error), at_once=at_once):
-                self._watch(circuit)
-            return miss
+                at_failure.callback(loan.end)  # last: it may block
+            try:
+                result = self._workers.run(partial(work, until), deadline)
+            except OSError as error:  # of the library's own, StoreError and TransferError are such
+                overdue = time.monotonic() >= until
+                self.meter.trouble(name, error, overdue=overdue)
+                # That a call had too little time left says nothing about storage.
+                counts = not overdue or left >= self._deadline_s / 2
+                if counts and circuit.failed(name, str(error), at_once=overdue):
+                    self._watch(circuit)
+                return miss
+            at_failure.pop_all()
         circuit.succeeded(name)
         return result
 
@@ -216,19 +220,22 @@ class Guard:
     def close(self) -> None:
         """End the threads; waits up to 5 s for calls under way. Idempotent."""
         self._closing.set()
-        self._workers.close()
-        self._checkers.close()
+        end = time.monotonic() + CLOSE_WAIT_S
+        for workers in (self._workers, self._checkers):
+            workers.close(wait_s=max(0.0, end - time.monotonic()))
         with self._lock:
             watchers = list(self._watchers.values())
         for watcher in watchers:
-            watcher.join()
+            watcher.join(max(0.0, end - time.monotonic()))
 
     # -- recovery ---------------------------------------------------------------------------------
 
     def _watch(self, circuit: Circuit) -> None:
         """Check the store until it works; one thread a circuit."""
+        if circuit.direction in self._watchers:
+            return
         with self._lock:
-            if circuit.direction in self._watchers or self._closing.is_set():
+            if circuit.direction in self._watchers or self._closing.is_set() or circuit.is_closed:
                 return
             thread = threading.Thread(
                 target=self._check_until_closed,
@@ -236,8 +243,12 @@ class Guard:
                 name="hicache-nixl-watch",
                 daemon=True,
             )
+            try:
+                thread.start()
+            except RuntimeError as error:  # the next call that is skipped tries again
+                self.meter.trouble("check", error)
+                return
             self._watchers[circuit.direction] = thread
-            thread.start()
 
     def _check_until_closed(self, circuit: Circuit) -> None:
         while not self._closing.wait(circuit.delay_s()):

@@ -7,18 +7,17 @@ only then destroyed. What a late transfer touches stays reserved until NIXL has 
 whatever becomes of the agent. This module knows nothing of pages, stores and credentials.
 """
 
-import atexit
 import logging
 import os
 import threading
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from hicache_nixl import exit_gate
 from hicache_nixl.errors import DeadlineExceededError, TransferError
 from hicache_nixl.registrations import Descriptors, Registration
 from hicache_nixl.transfer import CLOSE_WAIT_S, Operation, Transfer, TransferEngine
@@ -130,14 +129,13 @@ class ObjectEngine:
     def __init__(self, plugin: str, parameters: dict[str, str]) -> None:
         self._plugin = plugin
         self._parameters = dict(parameters)
-        self._lock = threading.RLock()
+        self._lock = exit_gate.new_lock()
         self._given: list[Registration] = []
         self._retired: list[_Agent] = []
         self._reaper: threading.Thread | None = None
         self._outdated = False
         self._closed = False
         self._agent: _Agent | None = self._new_agent()
-        _engines.add(self)
 
     @property
     def requests(self) -> int:
@@ -281,17 +279,12 @@ class ObjectEngine:
 
     def _start_reaper(self) -> None:
         if self._reaper is None:
-            self._reaper = threading.Thread(
+            reaper = threading.Thread(
                 target=self._reap_until_none, name="hicache-nixl-retired", daemon=True
             )
-            self._reaper.start()
-
-
-_engines: weakref.WeakSet[ObjectEngine] = weakref.WeakSet()
-
-
-@atexit.register  # later than that of `transfer`, so it runs before it
-def _keep_threads_out() -> None:
-    """As that of `transfer`: who holds one of its locks must not be waited for here."""
-    for engine in list(_engines):
-        engine._lock.acquire()
+            try:
+                reaper.start()
+            except RuntimeError as error:  # the next agent that is retired tries again
+                logger.error("nobody destroys %d retired agents: %s", len(self._retired), error)
+            else:
+                self._reaper = reaper

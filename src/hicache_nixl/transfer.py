@@ -21,18 +21,17 @@ Seen on OBJ:
   latter with the GIL held, and memory is written afterwards all the same.
 """
 
-import atexit
 import contextlib
 import itertools
 import logging
 import threading
 import time
 import uuid
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
+from hicache_nixl import exit_gate
 from hicache_nixl.errors import DeadlineExceededError, TransferError
 from hicache_nixl.registrations import Descriptors, Registration, Registrations
 
@@ -145,7 +144,7 @@ class TransferEngine:
             ) from error
         self.plugin = plugin
         self._segment = "OBJ" if plugin in OBJECT_PLUGINS else "FILE"
-        self._lock = threading.RLock()
+        self._lock = exit_gate.new_lock()
         self._extents_in_flight = 0
         self._late: list[tuple[Sequence[Transfer], Callable[[], None]]] = []
         self._watcher: threading.Thread | None = None
@@ -165,7 +164,6 @@ class TransferEngine:
                     f"NIXL has no plug-in {plugin!r}; it has {self._agent.get_plugin_list()}"
                 )
             self._agent.create_backend(plugin, parameters)
-        _engines.add(self)
 
     # -- registrations ------------------------------------------------------------------------
 
@@ -346,8 +344,12 @@ class TransferEngine:
                 watcher = threading.Thread(
                     target=self._watch_late, name="hicache-nixl-late", daemon=True
                 )
-                watcher.start()
-                self._watcher = watcher
+                try:
+                    watcher.start()
+                except RuntimeError as error:  # the next one that is late tries again
+                    logger.error("nobody watches %d late transfers: %s", len(self._late), error)
+                else:
+                    self._watcher = watcher
 
     def _watch_late(self) -> None:
         pause = _SHORT_WAIT_S
@@ -369,17 +371,6 @@ class TransferEngine:
                     return
             time.sleep(pause)
             pause = min(pause * 1.5, _LATE_WAIT_S)
-
-
-_engines: weakref.WeakSet[TransferEngine] = weakref.WeakSet()
-
-
-@atexit.register
-def _keep_threads_out() -> None:
-    """A daemon thread inside of NIXL when the interpreter ends would abort the process. From here
-    on only the thread that ends it gets in."""
-    for engine in list(_engines):
-        engine._lock.acquire()
 
 
 @contextmanager

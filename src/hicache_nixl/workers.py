@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_CLOSE_WAIT_S = 5.0
+CLOSE_WAIT_S = 5.0
 
 
 class OverdueError(TimeoutError):
@@ -91,8 +91,9 @@ class Workers:
             raise task.error
         return task.result
 
-    def close(self) -> None:
-        """End the threads; those that do not end within 5 s are left to their work. Idempotent."""
+    def close(self, *, wait_s: float = CLOSE_WAIT_S) -> None:
+        """End the threads; those that do not end within `wait_s` seconds are left to their work.
+        Idempotent."""
         with self._changed:
             self._closed = True
             idle, self._idle = self._idle, []
@@ -100,7 +101,7 @@ class Workers:
             self._changed.notify_all()
         for worker in idle:
             worker.wake.release()
-        end = time.monotonic() + _CLOSE_WAIT_S
+        end = time.monotonic() + wait_s
         for thread in threads:
             thread.join(max(0.0, end - time.monotonic()))
 
@@ -121,7 +122,10 @@ class Workers:
             worker.thread = threading.Thread(
                 target=self._serve, args=(worker,), name=self._name, daemon=True
             )
-            worker.thread.start()
+            try:
+                worker.thread.start()
+            except RuntimeError as error:  # the system has no thread left
+                raise OverdueError(f"{error}; raise the limit of processes (ulimit -u)") from error
             self._threads.add(worker)
             return worker
 
@@ -156,11 +160,12 @@ class Workers:
                 self._stuck -= task.abandoned
                 if task.abandoned and task.error is not None:
                     logger.info("a call that was given up has failed: %s", task.error)
-                if self._closed:
+                ends = self._closed
+                if ends:
                     self._threads.discard(worker)
-                else:
+                else:  # from here on it may have been given other work
                     self._idle.append(worker)
                 self._changed.notify()
             task.done.release()
-            if self._closed and worker not in self._idle:
+            if ends:
                 return
