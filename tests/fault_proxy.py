@@ -11,7 +11,8 @@ How to use it:
         proxy.requests()                              # Counter: "GET", "PUT", …, "faults"
 
 A fault applies to the requests with one of `methods` whose target (path and query) contains
-`matching`; `share` of them are chosen by a seeded generator; all of them if nothing is said.
+`matching` and whose body is larger than `above` bytes; `share` of them are chosen by a seeded
+generator; all of them if nothing is said.
 
 It stores and forwards: a request reaches the server when it is whole, and so does the answer the
 client. Signatures stay right, because the Host header is passed on as it is. `refuse` closes the
@@ -52,10 +53,13 @@ class Fault:
     code: str = ""
     methods: tuple[str, ...] = ()
     matching: str = ""
+    above: int = -1
     share: float = 1.0
 
-    def applies_to(self, method: str, target: str) -> bool:
-        return (not self.methods or method in self.methods) and self.matching in target
+    def applies_to(self, method: str, target: str, nbytes: int) -> bool:
+        if self.methods and method not in self.methods:
+            return False
+        return self.matching in target and nbytes > self.above
 
 
 def refuse() -> Fault:
@@ -90,6 +94,7 @@ def status(number: int, **whom: Any) -> Fault:
     codes = {
         403: "AccessDenied",
         404: "NoSuchBucket",
+        413: "EntityTooLarge",
         429: "TooManyRequests",
         500: "InternalError",
         503: "SlowDown",
@@ -299,7 +304,7 @@ class _Proxy:
         request = _Message.parse(await reader.readuntil(b"\r\n\r\n"))
         arrived = asyncio.get_running_loop().time()
         method, target = request.first[0], request.first[1]
-        fault = self._choose(method, target)
+        fault = self._choose(method, target, int(request.header("content-length") or 0))
         if request.header("expect").lower() == "100-continue":
             writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.body = await _body(request, reader)
@@ -321,10 +326,10 @@ class _Proxy:
         if answer.header("connection").lower() == "close":
             raise _ClosedError
 
-    def _choose(self, method: str, target: str) -> Fault | None:
+    def _choose(self, method: str, target: str, nbytes: int) -> Fault | None:
         self._counts[method] += 1
         for fault in self._faults:
-            if fault.applies_to(method, target) and self._random.random() < fault.share:
+            if fault.applies_to(method, target, nbytes) and self._random.random() < fault.share:
                 self._counts["faults"] += 1
                 return fault
         return None

@@ -10,6 +10,7 @@ import pytest
 from hicache_nixl.bucket import Bucket, CredentialSource, SecretText
 from hicache_nixl.credentials import CredentialResolver, Credentials
 from hicache_nixl.errors import StoreError
+from hicache_nixl.settings import load_settings
 
 ACCESS, SECRET, TOKEN = "AKIATESTTESTTEST", "s3cr3t/With+Chars=", "t0ken-of-a-session"
 OTHER = "an0ther/Secret+Text"
@@ -149,9 +150,10 @@ def test_temporary_keys_are_renewed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     [
         (CredentialSource(), r"no credentials in the credential chain; set AWS_ACCESS_KEY_ID"),
         (CredentialSource(profile="none"), r"profile none gives no credentials: ProfileNotFound"),
-        (CredentialSource(file="/nowhere/keys"), r"/nowhere/keys cannot be read: No such file"),
+        (CredentialSource(file="/nowhere/keys"), r"cannot be read: No such file.*correct cred"),
+        (CredentialSource(file="/"), r"credentials file / is no regular file; name one"),
     ],
-    ids=["chain", "profile", "file"],
+    ids=["chain", "profile", "file", "directory"],
 )
 def test_no_credentials_is_an_error(source: CredentialSource, message: str) -> None:
     """One line that says where was looked."""
@@ -178,6 +180,13 @@ def test_a_bad_file_is_an_error_that_quotes_nothing(
     with pytest.raises(StoreError, match=message) as caught:
         CredentialResolver(CredentialSource(file=str(file))).current()
     assert SECRET[:-1] not in "".join(traceback.format_exception(caught.value))
+
+
+def test_a_pipe_is_no_credentials_file(tmp_path: Path) -> None:
+    """Nobody waits for what might come out of it."""
+    os.mkfifo(tmp_path / "keys")
+    with pytest.raises(StoreError, match=r"keys is no regular file; name one"):
+        CredentialResolver(CredentialSource(file=str(tmp_path / "keys"))).current()
 
 
 def test_azure_can_do_without_keys() -> None:
@@ -216,6 +225,21 @@ def test_nothing_shows_a_secret(tmp_path: Path) -> None:
 def test_a_source_has_a_name(source: CredentialSource, text: str) -> None:
     """Messages can say where credentials come from."""
     assert str(source) == text
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://bucket",
+        "s3://bucket/p?endpoint=http://h:1&region=eu-1&addressing=virtual&ca_bundle=/a%20b.pem",
+        "azure://con/p?account_url=https://a.blob.x&ca_bundle=/ca.pem",
+    ],
+)
+def test_a_bucket_gives_the_url_it_was_made_from(url: str) -> None:
+    """So that commands can be shown that reach it."""
+    bucket = load_settings({"store": url}, environ={}).bucket
+    assert bucket is not None
+    assert bucket.full_url == url
 
 
 @pytest.mark.parametrize(

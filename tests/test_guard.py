@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hicache_nixl.batch import Batch
-from hicache_nixl.errors import RegistrationError, StoreError
+from hicache_nixl.errors import RegistrationError, StagingShortageError, StoreError
 from hicache_nixl.guard import Guard
 
 NAMESPACE = bytes(32)
@@ -391,3 +391,14 @@ def test_no_thread_is_to_be_had(
     assert call(guard, "exists") == 0, "it only makes the check be tried again"
     wait_until(lambda: guard.state().read.state == "closed")
     assert call(guard, "exists") > 0
+
+
+def test_a_lack_of_staging_is_no_trouble_of_the_store(
+    store: Store, guarded: Callable[..., Guard]
+) -> None:
+    """Calls without memory to move pages through are misses, and open no circuit."""
+    guard = guarded()
+    store.trouble = StagingShortageError("no staging came free")
+    for name in ("get", "put") * 4:
+        assert call(guard, name) == 0
+    assert guard.state().read.opened == guard.state().write.opened == 0

@@ -16,6 +16,7 @@ def test_exported_names() -> None:
         "HostMemoryError",
         "RegistrationError",
         "SettingsError",
+        "StagingShortageError",
         "StoreError",
         "StoreFormatError",
         "TransferError",

@@ -532,20 +532,19 @@ def test_an_overdue_read_in_place_is_waited_for(caplog: pytest.LogCaptureFixture
         assert "waiting, because the kernel may still write into host pages" in caplog.text
 
 
-def test_late_transfers_that_hold_all_staging_delay_others_only_until_they_end() -> None:
-    """A call that finds all the staging held by late transfers gets it when they end, although
-    nobody posts anything meanwhile."""
+def test_late_transfers_that_hold_all_staging_cost_misses_until_they_end() -> None:
+    """Nobody waits for them, and nothing is needed for it to go on when they have ended."""
     pool = host_pool(1, 4, 3, 1300)
     with simulated(pool, 4, writes=in_turn(*[HANGS] * 4), staging_records=4) as sim:
         assert sim.records.write(np.arange(4), seconds=0.05) == [LATE] * 3 + [FAILED]
         assert sim.records.write(np.arange(4), seconds=0.05).count(GOOD) == 0
         assert sim.staging.in_use_bytes == sim.staging.nbytes
-        with ThreadPoolExecutor(1) as executor:
-            waiting = executor.submit(sim.records.write, np.arange(4))
-            time.sleep(0.05)
-            assert not waiting.done()
-            sim.let_go()
-            assert waiting.result(timeout=30) == [GOOD] * 4
+        assert sim.records.write(np.arange(4), seconds=30) == [FAILED] * 4
+        sim.let_go()
+        end = time.monotonic() + 30
+        while sim.staging.in_use_bytes and time.monotonic() < end:
+            time.sleep(0.005)
+        assert sim.records.write(np.arange(4)) == [GOOD] * 4
 
 
 # -- loans --------------------------------------------------------------------------------------

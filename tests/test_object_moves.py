@@ -40,6 +40,7 @@ Numbers = npt.NDArray[np.int64]
 NAMESPACE = b"n" * 32
 KIB = 1024
 GOOD, FAILED, FOREIGN, LATE = Outcome.GOOD, Outcome.FAILED, Outcome.FOREIGN, Outcome.LATE
+UNTRIED = Outcome.UNTRIED
 HANGS = Fate("hang")
 
 
@@ -231,7 +232,7 @@ def test_nothing_is_posted_after_a_page_that_is_not_there() -> None:
         assert outcomes[:3] == [GOOD, FAILED, GOOD]
         asked = len(bucket.asked)
         assert asked < 128
-        assert outcomes[asked:] == [FAILED] * (128 - asked)
+        assert outcomes[asked:] == [UNTRIED] * (128 - asked)
         # A write goes on: what is stored behind a gap is of use later.
         bucket.fates = {"1": [Fate("raise")]}
         assert objects.write(np.arange(128)).count(GOOD) == 127
@@ -324,8 +325,8 @@ def test_a_late_write_is_late_alone() -> None:
 
 
 def test_quarantine_costs_calls_their_pages_until_it_drains() -> None:
-    """Where late transfers hold all the staging, calls miss at their deadline; with a part of it
-    they go on in what is left; when the transfers have ended everything is as before."""
+    """Where late transfers hold all the staging, calls miss at once; with a part of it they go on
+    in what is left; when the transfers have ended everything is as before."""
     pool = host_pool(1, 64, 3, 1300)
     with simulated(pool, staging_records=8) as (objects, bucket):
         assert objects.write(np.arange(32)) == [GOOD] * 32
@@ -339,8 +340,8 @@ def test_quarantine_costs_calls_their_pages_until_it_drains() -> None:
             objects.read(np.array([32]), seconds=0.02)
         assert objects.staging.quarantined_bytes == objects.staging.nbytes
         start = time.monotonic()
-        assert objects.read(np.arange(32, 64), seconds=0.1) == [FAILED] * 32
-        assert objects.write(np.arange(32), seconds=0.1) == [FAILED] * 32
+        assert objects.read(np.arange(32, 64), seconds=30) == [UNTRIED] * 32
+        assert objects.write(np.arange(32), seconds=30) == [UNTRIED] * 32
         assert time.monotonic() - start < 5
         bucket.let_go()
         assert objects.settled()
@@ -359,8 +360,8 @@ def test_a_call_whose_loan_is_over_touches_nothing() -> None:
         loan.end()
         bucket.asked.clear()
         before = pool.memory.copy()
-        assert objects.read(np.arange(8, 16), loan=loan) == [FAILED] * 8
-        assert objects.write(np.arange(8), loan=loan) == [FAILED] * 8
+        assert objects.read(np.arange(8, 16), loan=loan) == [UNTRIED] * 8
+        assert objects.write(np.arange(8), loan=loan) == [UNTRIED] * 8
         assert bucket.asked == []
         assert np.array_equal(pool.memory, before)
 
@@ -698,7 +699,7 @@ def test_a_server_that_stalls_for_a_minute_costs_misses_and_nothing_else(
             start = time.monotonic()
             assert GOOD not in objects.read(numbers + 32, seconds=2.0)
             assert GOOD not in elsewhere.write(numbers[:2], seconds=0.1)
-            assert time.monotonic() - start < 3.0
+            assert time.monotonic() - start < 2.1 + 2.0, "two deadlines, and a busy machine"
         assert np.array_equal(pool.memory, before)
         faulty.set()
         assert objects.settled()

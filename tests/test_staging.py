@@ -110,6 +110,26 @@ def test_a_wait_ends_with_its_timeout() -> None:
     assert arena.lease(1, timeout=0) is not None  # the one who gave up is not waited for
 
 
+def test_nobody_waits_for_what_late_transfers_hold() -> None:
+    """Neither who comes when they hold too much, nor who waits when they come to hold it."""
+    arena = arena_of(4)
+    late = arena.lease(3 * ALIGNMENT, timeout=0)
+    assert late is not None
+    answers: list[Lease | None] = []
+    waiting = threading.Thread(
+        target=lambda: answers.append(arena.lease(2 * ALIGNMENT, timeout=60))
+    )
+    waiting.start()
+    waiting.join(0.05)
+    assert waiting.is_alive()
+    late.quarantine()
+    waiting.join(30)
+    assert answers == [None]
+    assert arena.lease(2 * ALIGNMENT, timeout=60) is None
+    late.release()
+    assert arena.lease(2 * ALIGNMENT, timeout=0) is not None
+
+
 def test_a_waiting_caller_gets_what_is_released() -> None:
     """A release wakes the one who waits."""
     arena = arena_of(1)

@@ -18,6 +18,7 @@ class Outcome(IntEnum):
     GOOD = 1
     FOREIGN = 2  # the record there is not that page (any more), or is damaged
     LATE = 3  # written, but still in flight at the deadline: the extent is not free yet
+    UNTRIED = 4  # an object not asked for: no staging was left, or one before it was not there
 
 
 Outcomes = npt.NDArray[np.int8]

@@ -6,6 +6,7 @@ made, nor what a secret is: secrets are held, never shown.
 
 from dataclasses import dataclass, field
 from typing import Literal
+from urllib.parse import quote, urlencode
 
 from pydantic import SecretStr as SecretText
 
@@ -78,6 +79,18 @@ class Bucket:
         """The store as in the settings, without parameters."""
         scheme = "azure" if self.kind == "azure" else "s3"
         return f"{scheme}://{self.name}" + (f"/{self.prefix}" if self.prefix else "")
+
+    @property
+    def full_url(self) -> str:
+        """The store as in the settings, with the parameters that tell how it is reached."""
+        given = {
+            "account_url" if self.kind == "azure" else "endpoint": self.endpoint,
+            "region": None if self.region == "us-east-1" else self.region,
+            "addressing": "virtual" if self.virtual_addressing else None,
+            "ca_bundle": self.ca_bundle,
+        }
+        pairs = {name: value for name, value in given.items() if value is not None}
+        return self.url + (f"?{urlencode(pairs, safe=':/', quote_via=quote)}" if pairs else "")
 
     def __str__(self) -> str:
         cloud = "Azure" if self.kind == "azure" else f"AWS {self.region}"

@@ -6,6 +6,7 @@ client of the bucket, because NIXL's own chain cannot be told to look again.
 
 import configparser
 import logging
+import stat
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,11 +109,18 @@ def _from_file(file: str, section: str) -> Credentials:
     parser = configparser.RawConfigParser(default_section="", strict=False)
     found: dict[str, str] | None
     try:
+        if not stat.S_ISREG(Path(file).stat().st_mode):  # a pipe would keep its reader waiting
+            raise StoreError(f"credentials file {file} is no regular file; name one")
         with Path(file).open(encoding="utf-8") as lines:
             parser.read_file(lines)
         found = dict(parser.items(section))
+    except StoreError:
+        raise
     except OSError as error:
-        raise StoreError(f"credentials file {file} cannot be read: {error.strerror}") from error
+        raise StoreError(
+            f"credentials file {file} cannot be read: {error.strerror}; correct credentials_file, "
+            "or make the file readable for this user"
+        ) from error
     except configparser.NoSectionError:
         raise StoreError(
             f"credentials file {file} has no section [{section}]; add it, or name another profile"

@@ -5,7 +5,8 @@
     ├── RegistrationError (ValueError)  a host pool, namespace or call order that cannot be served
     ├── HostMemoryError (MemoryError)   memory that cannot be mapped, populated or pinned
     ├── StoreError (OSError)            a store that cannot be opened or administered
-    │   └── StoreFormatError            a store written by another format version
+    │   ├── StoreFormatError            a store written by another format version
+    │   └── StagingShortageError        no memory to move pages through; storage may be well
     └── TransferError (OSError)         a NIXL transfer that failed
         └── DeadlineExceededError (TimeoutError)  a transfer that did not end in time
 
@@ -36,6 +37,10 @@ class StoreError(HiCacheNixlError, OSError):
 
 class StoreFormatError(StoreError):
     """A store written by another format version; it is left untouched."""
+
+
+class StagingShortageError(StoreError):
+    """No memory to move pages through came free; it says nothing of storage."""
 
 
 class TransferError(HiCacheNixlError, OSError):

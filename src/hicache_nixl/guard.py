@@ -25,7 +25,7 @@ import numpy as np
 
 from hicache_nixl.batch import Batch
 from hicache_nixl.circuit import BACKOFF_S, Circuit, CircuitState
-from hicache_nixl.errors import StoreError
+from hicache_nixl.errors import StagingShortageError, StoreError
 from hicache_nixl.identity import Namespace
 from hicache_nixl.loan import Loan
 from hicache_nixl.metrics import Meter
@@ -174,8 +174,9 @@ class Guard:
             except OSError as error:  # of the library's own, StoreError and TransferError are such
                 overdue = time.monotonic() >= until
                 self.meter.trouble(name, error, overdue=overdue)
-                # That a call had too little time left says nothing about storage.
-                counts = not overdue or left >= self._deadline_s / 2
+                # That a call had too little time or memory says nothing about storage.
+                enough = not overdue or left >= self._deadline_s / 2
+                counts = enough and not isinstance(error, StagingShortageError)
                 if counts and circuit.failed(name, str(error), at_once=overdue):
                     self._watch(circuit)
                 return miss

@@ -87,7 +87,8 @@ class _Call(ABC):
     """What pages are whose transfer is late."""
 
     def __post_init__(self) -> None:
-        self._outcomes = np.full(len(self.batch.keys), Outcome.FAILED, np.int8)
+        untouched = Outcome.FAILED if isinstance(self.where, Extents) else Outcome.UNTRIED
+        self._outcomes = np.full(len(self.batch.keys), untouched, np.int8)
         self._in_flight: deque[_Part] = deque()
         self._stopped = False
 
@@ -194,8 +195,7 @@ class _Call(ABC):
         """Wait for a part, and note what became of its pages."""
         moved, late = self._wait(part)
         try:
-            if moved.any():
-                self._outcomes[part.rows] = self.judge(part, moved)
+            self._outcomes[part.rows] = self.judge(part, moved) if moved.any() else Outcome.FAILED
             self._outcomes[part.rows[late]] = self.late
         finally:
             self._let_go(part, late)

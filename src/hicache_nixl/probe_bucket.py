@@ -3,6 +3,8 @@
 Says where credentials come from, never what they are.
 """
 
+import shlex
+
 from hicache_nixl.bucket import Bucket
 from hicache_nixl.errors import StoreError
 from hicache_nixl.finding import Finding
@@ -53,7 +55,7 @@ def _expiry(bucket: Bucket) -> Finding:
         return Finding(
             topic,
             "no bound: the bucket has no lifecycle rule for this store",
-            f"hicache-nixl lifecycle --store {bucket.url} --expire-days 7",
+            f"hicache-nixl lifecycle --store {shlex.quote(bucket.full_url)} --expire-days 7",
         )
     return Finding(topic, describe_expiry(days))
 

@@ -82,10 +82,11 @@ class StagingArena:
     def quarantined_bytes(self) -> int:
         """Those of them that late transfers hold."""
         with self._changed:
-            return sum(lease.nbytes for lease in self._quarantined)
+            return self._in_quarantine()
 
     def lease(self, nbytes: int, *, timeout: float) -> Lease | None:
-        """A range of at least `nbytes`, or None when none came free within `timeout` seconds.
+        """A range of at least `nbytes`, or None when none came free within `timeout` seconds, and
+        at once while late transfers hold so much that none can.
 
         Blocks for up to `timeout` seconds. ValueError if the arena could never hold it.
         """
@@ -99,7 +100,7 @@ class StagingArena:
             try:
                 while self._waiting[0] is not me or (lease := self._take(nbytes)) is None:
                     left = deadline - time.monotonic()
-                    if left <= 0:
+                    if left <= 0 or nbytes > self.nbytes - self._in_quarantine():
                         return None
                     self._changed.wait(left)
                 return lease
@@ -122,6 +123,10 @@ class StagingArena:
         with self._changed:
             if lease in self._leases:
                 self._quarantined.add(lease)
+                self._changed.notify_all()
+
+    def _in_quarantine(self) -> int:
+        return sum(lease.nbytes for lease in self._quarantined)
 
     def _release(self, lease: Lease) -> None:
         with self._changed:

@@ -24,15 +24,18 @@ Seen on OBJ:
 import contextlib
 import itertools
 import logging
+import sys
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal
 
 from hicache_nixl import exit_gate
 from hicache_nixl.errors import DeadlineExceededError, TransferError
+from hicache_nixl.plugin_files import why_not_loaded
 from hicache_nixl.registrations import Descriptors, Registration, Registrations
 
 logger = logging.getLogger(__name__)
@@ -140,7 +143,8 @@ class TransferEngine:
             from nixl._api import nixl_agent, nixl_agent_config, nixl_thread_sync_t
         except ImportError as error:
             raise TransferError(
-                f"nixl cannot be imported ({error}); install it: pip install nixl nixl-cu12"
+                f"nixl cannot be imported ({error}); install it: pip install nixl, and the "
+                "nixl-cu12 or nixl-cu13 that it asks for"
             ) from error
         self.plugin = plugin
         self._segment = "OBJ" if plugin in OBJECT_PLUGINS else "FILE"
@@ -159,11 +163,19 @@ class TransferEngine:
         named = f" with {', '.join(sorted(parameters))}" if parameters else ""
         with _as_transfer_error(f"NIXL plug-in {plugin}{named} cannot start"):
             self._agent: Any = nixl_agent(self._name, config)
-            if plugin not in self._agent.get_plugin_list():
-                raise TransferError(
-                    f"NIXL has no plug-in {plugin!r}; it has {self._agent.get_plugin_list()}"
-                )
-            self._agent.create_backend(plugin, parameters)
+            found = self._agent.get_plugin_list()
+            try:
+                if plugin not in found:
+                    raise TransferError(f"NIXL has no plug-in {plugin!r}; it has {found}")
+                self._agent.create_backend(plugin, parameters)
+            except Exception:
+                package = Path(sys.modules[nixl_agent.__module__].__file__ or "").parent
+                if (reason := why_not_loaded(package, plugin)) is not None:
+                    raise TransferError(
+                        f"NIXL's plug-in {plugin} of {package.name} cannot be loaded: {reason}; "
+                        "install what brings that library"
+                    ) from None
+                raise
 
     # -- registrations ------------------------------------------------------------------------
 

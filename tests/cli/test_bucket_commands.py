@@ -37,7 +37,7 @@ def test_probe_of_a_bucket(bucket_url: str, s3: S3Address) -> None:
         "better": None,
     }
     assert "no bound" in found["capacity"]["found"]
-    assert f"--store s3://{name}/some/prefix" in found["capacity"]["better"]
+    assert f"--store '{bucket_url}' --expire-days" in found["capacity"]["better"]
     assert s3.keys(name) == ["some/prefix/store.json"]
 
 

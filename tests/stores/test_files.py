@@ -1,5 +1,6 @@
 """The files store through and through: real files, real transfers, damage, trouble, crashes."""
 
+import errno
 import json
 import logging
 import os
@@ -642,6 +643,42 @@ def test_what_is_no_file_at_the_place_of_a_page(root: Path, what: str) -> None:
         assert threading.active_count() <= threads + 32
 
 
+@pytest.mark.parametrize("what", ["link", "file for a directory", "forgotten", "forgotten later"])
+def test_pages_that_are_none_are_no_trouble(
+    root: Path, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What somebody put there, and a page that another host has removed, are misses."""
+    (page_key,) = chain_keys("a", 1)
+    with open_plain_files(root) as tenant:
+        assert tenant.put([page_key]) == [True]
+        place = page_file(root, page_key)
+        if what == "link":
+            place.rename(root / "aside")
+            place.symlink_to(root / "aside")
+        elif what == "file for a directory":
+            shutil.rmtree(place.parent)
+            place.parent.write_text("mine")
+        else:
+            call = "open" if what == "forgotten" else "fstat"
+            real = getattr(os, call)
+
+            def forget(where: Any, *arguments: Any, **named: Any) -> Any:
+                path = Path(f"/proc/self/fd/{where}").readlink() if call == "fstat" else where
+                if str(path).endswith(page_key.hex()):
+                    raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+                return real(where, *arguments, **named)
+
+            monkeypatch.setattr(files_pages.os, call, forget)
+        assert tenant.get([page_key]) == [False]
+        if what == "file for a directory":
+            assert tenant.exists([page_key]) == 0
+            assert tenant.put([page_key]) == [False]
+            assert place.parent.read_text() == "mine"
+        elif what == "link":
+            assert tenant.put([page_key]) == [True]
+            assert tenant.get([page_key]) == [True]
+
+
 @pytest.mark.parametrize(
     ("place", "content"),
     [
@@ -705,6 +742,55 @@ def test_closed_store(root: Path) -> None:
         for call in (tenant.get, tenant.put, tenant.exists):
             with pytest.raises(StoreError, match="closed"):
                 call(keys)
+
+
+@pytest.mark.parametrize("when", ["looked at", "opened", "found gone"])
+def test_closed_while_its_directory_does_not_answer(
+    root: Path, tmp_path: Path, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A directory that answers after the store was closed does not take the place of another file
+    that has its number by now, and nothing of it stays open."""
+    with open_plain_files(root) as tenant, (tmp_path / "other").open("w") as other:
+        files = tenant.store._spaces[tenant.namespace.digest]
+        number = files._directory
+        place = root / "namespaces" / tenant.namespace.digest.hex()
+        stat, open_directory = Path.stat, files._open_directory
+        asked: list[Path] = []
+
+        def close() -> None:
+            files.close()
+            os.dup2(other.fileno(), number)
+
+        def stat_late(path: Path, **named: Any) -> os.stat_result:
+            if path == place and path not in asked:
+                asked.append(path)
+                if when == "opened":
+                    raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+                close()
+            return stat(path, **named)
+
+        def open_late() -> int:
+            descriptor = open_directory()
+            close()
+            return descriptor
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "stat", stat_late)
+            patch.setattr(files, "_open_directory", open_late)
+            if when == "found gone":
+                root.rename(root.with_name("away"))
+                with pytest.raises(StoreError, match="is gone"):
+                    files.follow()
+                root.with_name("away").rename(root)
+            else:
+                files.follow()
+        try:
+            files._make_anew()
+            files.close()
+            assert os.path.samestat(os.fstat(number), os.fstat(other.fileno()))
+            assert open_files(str(place)) == 0
+        finally:
+            os.close(number)
 
 
 def test_closed_in_the_middle_of_a_put(root: Path) -> None:

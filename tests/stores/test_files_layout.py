@@ -104,21 +104,26 @@ def test_preparing_twice_changes_nothing(root: Path) -> None:
 
 
 def test_drafts_are_removed(root: Path) -> None:
-    """What is left of a file that was being written is removed once it is old; nothing else is."""
+    """What is left of a file that was being written, or of a check, is removed once it is old;
+    nothing else is."""
     files = FilesRoot(root)
     files.prepare()
     space = namespace(4 * KIB)
     files.note_namespace(space)
     place = files.namespace_directory(space.digest)
-    old = [root / ".usage.json.0123abcd", place / ".manifest.json.0123abcd"]
+    old = [
+        root / ".usage.json.0123abcd",
+        place / ".manifest.json.0123abcd",
+        place / ".check-17-0123abcd",
+    ]
     new = root / ".usage.json.0123abce"
-    foreign = [root / ".usage.json.swp", root / "notes", root / ".bashrc"]
+    foreign = [root / ".usage.json.swp", root / "notes", root / ".check-in"]
     for path in (*old, new, *foreign):
         path.touch()
     for path in (*old, *foreign):
         os.utime(path, (1000, 1000))
     files.remove_drafts(2000 * 10**9)
-    assert [path.exists() for path in (*old, new, *foreign)] == [False] * 2 + [True] * 4
+    assert [path.exists() for path in (*old, new, *foreign)] == [False] * 3 + [True] * 4
     assert files.noted_namespaces() == [space]
 
 

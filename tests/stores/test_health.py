@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 from filestores import open_plain_files
-from hicache_nixl.errors import StoreError
+from hicache_nixl.errors import RegistrationError, StoreError
+from hicache_nixl.identity import Namespace
 from hicache_nixl.stores import directory as directory_module
-from slabs import Tenant, chain_keys, check_slots, open_files, open_plain
+from hicache_nixl.stores.slab_opening import SlabOpening
+from slabs import KIB, Tenant, chain_keys, check_slots, namespace, open_files, open_plain
 
 KINDS = pytest.mark.parametrize("kind", ["slab", "files"])
 DIRECTIONS = pytest.mark.parametrize("direction", ["read", "write"])
@@ -122,7 +124,7 @@ def test_one_directory_of_several_is_enough(root: Path, monkeypatch: pytest.Monk
     real = os.open
 
     def fail(path: Any, *arguments: Any, **named: Any) -> Any:
-        if any(str(path).startswith(f"{place}/") for place in failing):
+        if any(place in (path, path.parent) for place in failing):
             raise OSError(errno.EIO, "Input/output error")
         return real(path, *arguments, **named)
 
@@ -135,6 +137,105 @@ def test_one_directory_of_several_is_enough(root: Path, monkeypatch: pytest.Monk
         failing[:] = places
         with pytest.raises(StoreError, match=r"Input/output error; .*second: Input/output error"):
             check(tenant, "write")
+
+
+@DIRECTIONS
+def test_every_directory_is_tried(
+    root: Path, direction: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that does not answer holds up the check, as it would every call."""
+    places = [root, root.with_name("second")]
+    tried: set[Path] = set()
+    real = os.open
+
+    def note(path: Path, *arguments: Any, **named: Any) -> Any:
+        tried.update(place for place in places if place in (path, path.parent))
+        return real(path, *arguments, **named)
+
+    with open_plain(places) as tenant:
+        monkeypatch.setattr(directory_module.os, "open", note)
+        check(tenant, direction)
+    assert tried == set(places)
+
+
+@KINDS
+def test_a_medium_without_nameless_files(
+    root: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a file needs a name, as on NFS, a check gives it one and takes it away again."""
+    real = os.open
+    named: list[str] = []
+
+    def refuse(path: Path, flags: int, *arguments: Any, **more: Any) -> Any:
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+        if ".check-" in str(path):
+            named.append(str(path))
+        return real(path, flags, *arguments, **more)
+
+    with opened(kind, root) as tenant:
+        monkeypatch.setattr(directory_module.os, "open", refuse)
+        check(tenant, "write")
+    assert len(named) == 1
+    assert not list(root.rglob(".check-*"))
+
+
+def test_coming_back_half_way(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An attempt to open the directories again that fails leaves nothing open."""
+    keys = chain_keys("a", 8)
+    with open_plain(root) as tenant:
+        tenant.put(keys)
+        root.rename(root.with_name("away"))
+        settle(tenant, "slab")
+        with pytest.raises(StoreError, match="is gone"):
+            tenant.exists(keys)
+        root.with_name("away").rename(root)
+
+        def fail(*arguments: object) -> None:
+            raise StoreError("the index is busy")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(SlabOpening, "add_namespace", fail)
+            for _ in range(3):
+                with pytest.raises(StoreError, match="busy"):
+                    check(tenant, "read")
+        assert open_files(str(root)) == 0
+        assert not list((root / "writers").iterdir())
+        check(tenant, "read")
+        assert all(tenant.get(keys))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_namespace_that_is_opened_while_the_directory_comes_back(
+    root: Path, fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is known in the new opening too, unless it could not be opened."""
+    other = namespace(4 * KIB, "other")
+    with open_plain(root) as tenant:
+        first, add = tenant.store._opening, SlabOpening.add_namespace
+
+        def add_and_go(opening: SlabOpening, space: Namespace) -> None:
+            if opening is first and fails:
+                raise StoreError("the index is busy")
+            add(opening, space)
+            if opening is first:
+                tenant.store._let_go(first)
+                check(tenant, "read")
+
+        monkeypatch.setattr(SlabOpening, "add_namespace", add_and_go)
+        if fails:
+            with pytest.raises(StoreError, match="busy"):
+                tenant.store.open_namespace(other)
+            with pytest.raises(RegistrationError, match="is not open"):
+                tenant.store.exists(other.digest, chain_keys("a", 1))
+            tenant.store._let_go(first)
+            check(tenant, "read")
+            with pytest.raises(RegistrationError, match="is not open"):
+                tenant.store.exists(other.digest, chain_keys("a", 1))
+        else:
+            tenant.store.open_namespace(other)
+            assert tenant.store._opening is not first
+            assert tenant.store.exists(other.digest, chain_keys("a", 1)) == 0
 
 
 @KINDS

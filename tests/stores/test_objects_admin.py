@@ -107,6 +107,16 @@ def test_trouble_is_one_line(s3: S3Address, ask: Callable[..., object]) -> None:
         ask(place, CredentialResolver.of(place))
 
 
+def test_a_proxy_of_the_environment_is_not_used(
+    s3: S3Address, module_bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pages would not go through it either."""
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    place = bucket(s3, module_bucket, "proxied")
+    assert show_lifecycle(place, CredentialResolver.of(place)) is None
+
+
 def test_who_may_only_read_makes_nothing(s3: S3Address, module_bucket: str) -> None:
     """A refusal is said, not taken for success."""
     place = bucket(s3, module_bucket, identity=READER)

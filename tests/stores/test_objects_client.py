@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -120,6 +121,61 @@ def test_many_are_listed_and_removed_in_pages(
         assert sum(pages) == 1100
         assert len(pages) > 1
         assert list(client.listed(f"{prefix}/", deadline=soon())) == []
+
+
+def test_a_listing_refused_in_the_middle_does_not_end(
+    s3: S3Address, module_bucket: str, prefix: str, faulty: FaultProxy
+) -> None:
+    """With other credentials it goes on where it was; without, it is an error."""
+    names = {f"{prefix}/{i:05}" for i in range(1100)}
+    with (
+        open_client(bucket(s3, module_bucket, prefix)) as client,
+        ThreadPoolExecutor(8) as pool,
+    ):
+        list(pool.map(lambda name: client.write(name, b"x", deadline=soon(60)), names))
+    place = bucket(s3, module_bucket, prefix, endpoint=faulty.endpoint)
+    second = status(403, methods=("GET",), matching="continuation-token")
+
+    class Healing(Keys):
+        def refresh(self) -> bool:
+            faulty.set()
+            return super().refresh()
+
+    keys = Healing(READER)
+    keys.identity = ADMIN
+    faulty.set(second)
+    with open_client(place, resolver=keys) as client:
+        pages = list(client.listed(f"{prefix}/", deadline=soon(60)))
+        assert {each.name for some in pages for each in some} == names
+        assert sum(map(len, pages)) == len(names)
+    faulty.set(second)
+    with (
+        open_client(place) as client,
+        pytest.raises(RefusedError, match=r"refuses to list \(403 AccessDenied\)"),
+    ):
+        list(client.listed(f"{prefix}/", deadline=soon(60)))
+
+
+def test_looks_that_fail_do_not_spoil_the_others(
+    s3: S3Address, module_bucket: str, prefix: str, faulty: FaultProxy
+) -> None:
+    """A failed one is made once more; what stays unknown counts as not there, by the deadline."""
+    place = bucket(s3, module_bucket, prefix, endpoint=faulty.endpoint)
+    names = [f"{prefix}/{i}" for i in range(20)]
+    with open_client(place, timeout_s=5.0) as client:
+        for name in names:
+            client.write(name, b"x", deadline=soon())
+        faulty.set(status(503, methods=("HEAD",), share=0.5))
+        told = [client.sizes(names, deadline=soon()).count(1) for _ in range(10)]
+        assert sum(told) > 170  # about 150 without the second time
+        for fault in (status(503, methods=("HEAD",), matching="/7"), stall(matching="/7")):
+            faulty.set(fault)
+            began = time.monotonic()
+            assert client.sizes(names, deadline=soon(1.0)) == [*[1] * 7, None, *[1] * 12]
+            assert time.monotonic() - began < 4.0
+        faulty.set(status(403, methods=("HEAD",), matching="/7"))
+        with pytest.raises(RefusedError):
+            client.sizes(names, deadline=soon())
 
 
 @pytest.mark.parametrize("operation", ["sizes", "read", "write", "delete", "listed"])
@@ -240,7 +296,10 @@ def test_tls_with_a_ca_of_ones_own(s3: S3Address, module_bucket: str, prefix: st
 def test_the_environment_has_no_say(
     s3: S3Address, module_bucket: str, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Credentials are those of the bucket alone, even where AWS_* says otherwise."""
+    """Credentials are those of the bucket alone, even where AWS_* says otherwise; no proxy is used,
+    because NIXL uses none."""
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
     for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SESSION_TOKEN", "ENDPOINT_URL"):
         monkeypatch.setenv(f"AWS_{name}", "http://127.0.0.1:1")
     with open_client(bucket(s3, module_bucket, prefix)) as client:
@@ -324,6 +383,31 @@ def test_what_may_be_the_credentials_fault_is_told_apart(said: str, refused: boo
         Exception(f"Server returned non-2xx status code: {said}"), Bucket("s3", "b", "p"), "read"
     )
     assert isinstance(error, RefusedError) == refused
+
+
+def test_clocks_that_differ_are_named() -> None:
+    """They are what is to be set right, not the credentials."""
+    said = "Server returned non-2xx status code: 403 Forbidden: <Code>RequestTimeTooSkewed</Code>"
+    error = error_of(Exception(said), Bucket("s3", "b", "p"), "read")
+    assert "(403 RequestTimeTooSkewed)" in str(error)
+    assert "the clocks of this host and of the server differ too much" in str(error)
+
+
+def test_missing_credentials_are_said_once(
+    s3: S3Address, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Raised, and not logged besides."""
+    place = Bucket(
+        "s3", "b", "p", s3.endpoint, credentials=CredentialSource(file=str(tmp_path / "none"))
+    )
+    with open_client(place) as client:
+        for _ in range(2):
+            with pytest.raises(StoreError, match="cannot be read"):
+                client.read("p/x", deadline=soon())
+        for thread in threading.enumerate():
+            if thread.name == "hicache-nixl-credentials":
+                thread.join(5)
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("module", ["obstore.store", "botocore.session"])

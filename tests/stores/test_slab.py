@@ -17,6 +17,7 @@ import pytest
 
 from hicache_nixl.batch import Outcome, Outcomes
 from hicache_nixl.errors import RegistrationError, StoreError
+from hicache_nixl.stores import slab_segments
 from hicache_nixl.stores.slab import SlabStore
 from slabs import (
     KIB,
@@ -445,6 +446,70 @@ def test_failed_reads_are_forgotten_only_beside_good_ones(root: Path) -> None:
         assert tenant.exists(keys) == 4
 
 
+@pytest.mark.parametrize("is_open", [False, True])
+def test_segment_dropped_under_a_reader(
+    root: Path, is_open: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pages that another process evicts after they were located are misses, not trouble."""
+    keys = chain_keys("a", 8)
+    with open_plain(root) as tenant:
+        assert all(tenant.put(keys))
+        opening = tenant.store._opening
+        if not is_open:
+            opening.segments.drop(opening.segments.known())
+        locate = opening.index.locate
+
+        def then_drop(*arguments: Any) -> Any:
+            found = locate(*arguments)
+            for segment in opening.index.segments():
+                opening.index.drop_segment(segment)
+                slab_segments.remove([root], segment)
+            return found
+
+        with monkeypatch.context() as patch:
+            patch.setattr(opening.index, "locate", then_drop)
+            assert not any(tenant.get(keys))
+        assert all(tenant.put(keys))
+        assert all(tenant.get(keys))
+
+
+def test_missing_segment_that_another_thread_takes_note_of(root: Path) -> None:
+    """Whoever else found it missing is a miss too, before its pages are forgotten."""
+    keys = chain_keys("a", 8)
+    with open_plain(root) as tenant:
+        tenant.put(keys)
+        segments = tenant.store._opening.segments
+        segments.drop(segments.known())
+        next(root.glob("segment-*")).unlink()
+        taken = []
+
+        class Beside(PlainMover):
+            def read(self, *arguments: Any, **named: Any) -> Outcomes:
+                taken.extend(segments.take_missing())
+                return super().read(*arguments, **named)
+
+        tenant.mover = Beside()
+        assert not any(tenant.get(keys))
+        assert len(taken) == 1
+
+
+def test_segment_that_cannot_be_opened(root: Path) -> None:
+    """That is trouble: its pages are still in the index."""
+    keys = chain_keys("a", 8)
+    with open_plain(root) as tenant:
+        tenant.put(keys)
+        segments = tenant.store._opening.segments
+        segments.drop(segments.known())
+        (path,) = root.glob("segment-*")
+        path.rename(root / "aside")
+        path.mkdir()
+        with pytest.raises(StoreError, match=r"8 pages in .* cannot be read"):
+            tenant.get(keys)
+        path.rmdir()
+        (root / "aside").rename(path)
+        assert all(tenant.get(keys))
+
+
 def test_slot_reused_under_a_reader(root: Path) -> None:
     """Without payload checksums, a page whose slot was taken during the read is no hit."""
     keys = chain_keys("a", 10)
@@ -479,10 +544,8 @@ def test_index_in_trouble_leaves_no_claims(root: Path, monkeypatch: pytest.Monke
             with pytest.raises(StoreError, match="disk I/O error"):
                 tenant.put(keys)
         assert check_slots(root).claimed == 10
-        assert tenant.store._opening.space.holds_claims
         assert all(tenant.put(chain_keys("b", 1)))
         assert check_slots(root).claimed == 0
-        assert not tenant.store._opening.space.holds_claims
         with monkeypatch.context() as patch:
             patch.setattr(index, "touch", fail)
             tenant.store._next_housekeeping = 0
@@ -627,6 +690,25 @@ def test_index_cut_under_a_running_store(root: Path) -> None:
             assert all(tenant.put(chain_keys(number, 128)))
             assert all(tenant.get(chain_keys(number, 128)))
         check_slots(root)
+
+
+def test_a_call_that_goes_on_while_the_store_is_closed(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It opens no segment again: nothing of the store is open afterwards."""
+    keys, before = chain_keys("a", 5), open_files(str(root))
+    with open_plain(root) as tenant:
+        tenant.put(keys)
+        close = tenant.store._opening.index.close
+
+        def close_later() -> None:  # as where it waits for a transaction
+            with pytest.raises(StoreError, match="cannot be read"):
+                tenant.get(keys)
+            close()
+
+        monkeypatch.setattr(tenant.store._opening.index, "close", close_later)
+        tenant.store.close()
+        assert open_files(str(root)) == before
 
 
 def test_closed_store(root: Path) -> None:

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from hicache_nixl.errors import StoreError
+from hicache_nixl.stores import slab_database
 from hicache_nixl.stores.slab_database import Database, IndexLostError, lost_mark
+from slabs import open_files
 
 
 def make(path: Path, busy_timeout_s: float = 5.0) -> Database:
@@ -128,3 +130,49 @@ def test_closed_database(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("d-*")), "the last to close leaves no journal"
     with closing(sqlite3.connect(tmp_path / "d")) as connection:
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
+@pytest.mark.parametrize("what", ["transaction", "query"])
+def test_closing_while_the_disk_does_not_answer(
+    tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Closing returns; what was under way may end, and nothing is open after it."""
+    monkeypatch.setattr(slab_database, "_CLOSE_WAIT_S", 0.05)
+    database = make(tmp_path / "d")
+    entered, answer = threading.Event(), threading.Event()
+
+    def hang() -> int:
+        entered.set()
+        answer.wait()
+        return 7
+
+    database._writer.create_function("hang", 0, hang)
+    found: list[tuple[int]] = []
+
+    def use() -> None:
+        if what == "query":
+            found.extend(database.rows("SELECT hang()"))
+        else:
+            with database.writing() as connection:
+                connection.execute("INSERT INTO t SELECT hang()")
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    entered.wait()
+    closer = threading.Thread(target=database.close)
+    closer.start()
+    try:
+        closer.join(30)
+        assert not closer.is_alive()
+        assert thread.is_alive()
+        with pytest.raises(StoreError, match="closed"):
+            database.rows("SELECT x FROM t")
+    finally:
+        answer.set()
+        thread.join()
+        closer.join()
+    assert open_files(str(tmp_path)) == 0
+    if what == "transaction":
+        with closing(Database(tmp_path / "d", busy_timeout_s=1)) as again:
+            found = again.rows("SELECT x FROM t")
+    assert found == [(7,)]

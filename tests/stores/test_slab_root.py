@@ -36,6 +36,19 @@ from slabs import (
 HOW: dict[str, Any] = {"segment": 32 * 8 * KIB, "capacity": 96 * 8 * KIB}
 
 
+def test_checks_that_were_killed_leave_nothing(tmp_path: Path) -> None:
+    """Their files are removed at the next opening; those of others stay."""
+    directories = [tmp_path / "one", tmp_path / "two"]
+    with open_plain(directories):
+        pass
+    ours = [directory / ".check-17-0123abcd" for directory in directories]
+    foreign = directories[0] / ".check-in"
+    for path in (*ours, foreign):
+        path.touch()
+    with open_plain(directories):
+        assert [path.exists() for path in (*ours, foreign)] == [False, False, True]
+
+
 def snapshot(directory: Path) -> dict[str, bytes]:
     """Every file of a store and what is in it."""
     return {

@@ -339,6 +339,23 @@ def test_statvfs_that_fails(root: Path, monkeypatch: pytest.MonkeyPatch) -> None
         assert check_slots(root).claimed == 0
 
 
+def test_trouble_that_is_over(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once others have used up the budget, that it cannot grow is no trouble but a lack of room."""
+
+    def fail(path: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    keys = chain_keys("a", 64)
+    with open_plain(root, **SMALL) as tenant, open_plain(root, **SMALL) as other:
+        with monkeypatch.context() as patch:
+            patch.setattr(slab_space.os, "statvfs", fail)
+            with pytest.raises(StoreError, match="cannot grow"):
+                tenant.put(keys[:4])
+        assert all(other.put(keys))
+        assert not any(tenant.put(chain_keys("b", 4), prefix=keys))
+        assert tenant.exists(keys) == 64
+
+
 def fill(disk: Path, leave: int = 0) -> Path:
     """Take the blocks of a file system except for some bytes."""
     filler = disk / "filler"
@@ -436,7 +453,6 @@ def test_claims_of_many_threads(root: Path) -> None:
                 space.give_back(claim, claim.slots)
 
         in_threads(work, range(4))
-        assert not space.holds_claims
         assert check_slots(root).claimed == 0
 
 
@@ -458,4 +474,3 @@ def test_claim_that_fails_half_way(root: Path, monkeypatch: pytest.MonkeyPatch) 
             tenant.put(chain_keys("a", 20))
         assert len(calls) == 2
         assert check_slots(root).claimed == 0
-        assert not tenant.store._opening.space.holds_claims

@@ -1,5 +1,9 @@
 """`hicache-nixl`: look at a store, check it, and ask what SGLang needs to use it."""
 
+import os
+import sys
+from typing import NoReturn
+
 import typer
 
 from hicache_nixl import __version__
@@ -31,3 +35,19 @@ def main(
         raise typer.Exit
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
+
+
+def run() -> NoReturn:
+    """The console command.
+
+    It leaves without taking the interpreter apart: a thread of obstore's runtime that enters it
+    meanwhile aborts the process, after the output and with another exit code.
+    """
+    code: object = 0
+    try:
+        app()
+    except SystemExit as left:
+        code = left.code
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))

@@ -5,6 +5,7 @@ import errno
 import json
 import mmap
 import os
+import re
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,9 @@ are none, nesting without end."""
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What a medium says that works, but is full."""
 _BLOCK = 4096
+_NO_NAMELESS_FILES = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOSYS, errno.EINVAL)
+CHECK_FILE = re.compile(r"\.check-\d+-[0-9a-f]{8}", re.ASCII)
+"""The file of a check on a file system that gives none without a name; a kill can leave it."""
 
 
 def make_directory(directory: Path) -> None:
@@ -88,16 +92,13 @@ def write_and_read_back(directory: Path, *, direct_io: bool) -> None:
 
     A directory without room for it is none the worse.
     """
-    path = directory / f".check-{os.getpid()}-{secrets.token_hex(4)}"
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
-        descriptor = os.open(path, flags | (os.O_DIRECT if direct_io else 0), 0o600)
+        descriptor = _open_nameless(directory, os.O_DIRECT if direct_io else 0)
     except OSError as error:
         if error.errno in NO_ROOM:
             return
         raise
     try:
-        path.unlink()  # so that it does not stay, whatever happens
         with mmap.mmap(-1, _BLOCK) as written, mmap.mmap(-1, _BLOCK) as read:
             written[:] = secrets.token_bytes(_BLOCK)
             os.pwritev(descriptor, [written], 0)
@@ -109,6 +110,31 @@ def write_and_read_back(directory: Path, *, direct_io: bool) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def _open_nameless(directory: Path, flags: int) -> int:
+    flags |= os.O_RDWR | os.O_CLOEXEC
+    try:
+        return os.open(directory, flags | os.O_TMPFILE, 0o600)
+    except OSError as error:
+        if error.errno not in _NO_NAMELESS_FILES:
+            raise
+    path = directory / f".check-{os.getpid()}-{secrets.token_hex(4)}"
+    descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        path.unlink(missing_ok=True)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def remove_check_files(directory: Path) -> None:
+    """Remove what checks that were killed left there; one that runs now does not mind."""
+    for path in directory.iterdir():
+        if CHECK_FILE.fullmatch(path.name):
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 @contextlib.contextmanager

@@ -28,6 +28,7 @@ from pathlib import Path
 from hicache_nixl.errors import HiCacheNixlError, StoreError, StoreFormatError
 from hicache_nixl.identity import Namespace, namespace_from_manifest
 from hicache_nixl.stores.directory import (
+    CHECK_FILE,
     UNREADABLE,
     as_store_error,
     make_directory,
@@ -221,12 +222,15 @@ class FilesRoot:
         return True
 
     def remove_drafts(self, before_ns: int) -> None:
-        """Remove what was left of files that were being written whole before that time."""
+        """Remove what was left of checks and of files being written whole, before that time."""
         for place in (self.directory, *self._places()):
             for name in names_in(place):
                 path = place / name
-                if _DRAFT.fullmatch(name) and path.lstat().st_mtime_ns < before_ns:
-                    path.unlink()
+                if not (_DRAFT.fullmatch(name) or CHECK_FILE.fullmatch(name)):
+                    continue
+                with contextlib.suppress(FileNotFoundError):
+                    if path.lstat().st_mtime_ns < before_ns:
+                        path.unlink()
 
     # -- namespaces -----------------------------------------------------------------------------
 

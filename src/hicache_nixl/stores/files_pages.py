@@ -32,8 +32,8 @@ logger = logging.getLogger(__name__)
 
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 _GONE = (errno.ENOENT, errno.ESTALE)
-_NO_PAGE = (errno.ENOENT, errno.ENOTDIR)
-_IN_OUR_PLACE = (errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY)
+_NO_PAGE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
+_IN_OUR_PLACE = (errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.ELOOP)
 _ATTEMPTS = 4  # directories go while they are empty, which they are for an instant only
 _LOG_PAUSE_S = 60.0
 _MOST_DESCRIPTORS = 512
@@ -84,6 +84,7 @@ class PageFiles:
         self._owner = owner
         self._flags = os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_DIRECT if direct_io else 0)
         self._lock = threading.Lock()
+        self._swapping = threading.Lock()  # held for no call that could hang
         self._logged_at = -_LOG_PAUSE_S
         self._reserves = True
         self.troubles = 0
@@ -95,8 +96,11 @@ class PageFiles:
         self._directory = self._open_directory()
 
     def close(self) -> None:
-        """Let go of the directory."""
-        os.close(self._directory)
+        """Let go of the directory, for good. Idempotent."""
+        with self._swapping:
+            if self._directory >= 0:
+                os.close(self._directory)
+            self._directory = -1
 
     def follow(self) -> bool:
         """See that the open directory is the one of that name, or take the one that is now.
@@ -108,7 +112,7 @@ class PageFiles:
         try:
             there = place.stat()
         except OSError as error:
-            if error.errno not in (*_NO_PAGE, *_GONE):
+            if error.errno not in _NO_PAGE:
                 return True  # it cannot be told
         with self._lock:
             if there is None or not self._is_open(there):
@@ -148,10 +152,9 @@ class PageFiles:
             # Of a pipe that somebody put there an open would wait for a writer.
             flags = os.O_RDONLY | os.O_NONBLOCK | self._flags
             descriptor = os.open(path, flags, dir_fd=self._directory)
-        except FileNotFoundError:
-            return None
         except OSError as error:
-            self.note_trouble("a page cannot be opened", error)
+            if error.errno not in _GONE:
+                self.note_trouble("a page cannot be opened", error)
             return None
         page = None
         try:
@@ -160,8 +163,9 @@ class PageFiles:
             if whole and stat.S_ISREG(page.facts.st_mode):
                 return page
             self.remove(page)
-        except OSError as error:  # NFS: the server has forgotten it
-            self.note_trouble("a page cannot be looked at", error)
+        except OSError as error:
+            if error.errno not in _GONE:
+                self.note_trouble("a page cannot be looked at", error)
         os.close(descriptor)
         return None
 
@@ -267,12 +271,19 @@ class PageFiles:
             self._open_anew()
 
     def _open_anew(self) -> None:
+        if self._directory < 0:
+            return
         self._root.note_namespace(self._namespace)
         self._replace_directory(self._open_directory())
 
     def _replace_directory(self, fresh: int) -> None:
-        os.dup2(fresh, self._directory, inheritable=False)
-        os.close(fresh)
+        """Give the open number to `fresh`; once it was closed it may be that of any other file."""
+        try:
+            with self._swapping:
+                if self._directory >= 0:
+                    os.dup2(fresh, self._directory, inheritable=False)
+        finally:
+            os.close(fresh)
 
     def _open_directory(self) -> int:
         place = self._root.namespace_directory(self._namespace.digest)

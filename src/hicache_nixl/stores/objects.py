@@ -24,7 +24,7 @@ from hicache_nixl import record
 from hicache_nixl.batch import Batch, ObjectNames, Outcome, Outcomes, WriteStamp
 from hicache_nixl.bucket import Bucket
 from hicache_nixl.credentials import CredentialResolver, Credentials
-from hicache_nixl.errors import RegistrationError, StoreError
+from hicache_nixl.errors import RegistrationError, StagingShortageError, StoreError
 from hicache_nixl.identity import Namespace
 from hicache_nixl.mover import RecordMover
 from hicache_nixl.object_engine import ObjectEngine
@@ -33,6 +33,7 @@ from hicache_nixl.stores import objects_admin
 from hicache_nixl.stores.base import CheckedPage, Direction, Flags, NamespaceUse, StoreUse
 from hicache_nixl.stores.objects_client import BUCKET_AGE_S, ObjectClient
 from hicache_nixl.stores.objects_engines import EnginePlan
+from hicache_nixl.stores.objects_errors import NoAnswerError, NoBucketError, RefusedError
 from hicache_nixl.stores.objects_layout import Names, manifest_content
 from hicache_nixl.stores.objects_pages import PageObjects
 from hicache_nixl.stores.objects_probe import Prober
@@ -138,8 +139,7 @@ class ObjectsStore:
         deadline = time.monotonic() + self._timeout_s
         self._trial.check_format(deadline)
         name = self._names.manifest(namespace.digest)
-        if self._client.read(name, deadline=deadline) is None:
-            self._client.write(name, manifest_content(namespace), deadline=deadline)
+        self._trial.note(name, manifest_content(namespace), deadline)
         self._spaces[namespace.digest] = namespace
 
     def namespaces(self) -> list[NamespaceUse]:
@@ -203,14 +203,15 @@ class ObjectsStore:
         self, mover: RecordMover, batch: Batch, prefix: Sequence[bytes], *, deadline: float
     ) -> Flags:
         """Store pages; see `Store`. A set of pages is there or not, most often: only if the first
-        one is, the others are looked for."""
+        one is, the others are looked for. What cannot be told to be there is written."""
         space = self._space(batch.namespace)
+        self._trial.look_at_notes()
         first_of = {key: i for i, key in reversed(list(enumerate(batch.keys)))}
         rows = np.array(sorted(first_of.values()), np.int64)
         stored = np.zeros(len(batch.keys), np.bool_)
         keys = [batch.keys[i] for i in rows]
         for some in (slice(0, 1), slice(1, None)):
-            stored[rows[some]] = self._look(space, keys[some], deadline, bucket_age_s=math.inf)
+            stored[rows[some]] = self._look_before_put(space, keys[some], deadline)
             if not stored[rows].any():
                 break
         wanted = rows[~stored[rows]]
@@ -244,6 +245,7 @@ class ObjectsStore:
         if good.any() or damaged:
             self._client.saw_bucket()
         elif not batch.loan.is_over and len(good):
+            _refuse_untried(mover, outcomes)
             self._explain_read(space, batch.keys[0], deadline)
         if damaged:
             self._damaged.add(space.digest, damaged)
@@ -292,6 +294,17 @@ class ObjectsStore:
         self._seen.add(space.digest, [keys[i] for i in np.flatnonzero(there)])
         return there
 
+    def _look_before_put(self, space: Namespace, keys: Sequence[bytes], deadline: float) -> Flags:
+        """As `_look`, in half of the time left at most; none if all requests failed by themselves,
+        for writing may work."""
+        now = time.monotonic()
+        try:
+            return self._look(space, keys, now + (deadline - now) / 2, bucket_age_s=math.inf)
+        except (RefusedError, NoBucketError, NoAnswerError):
+            raise
+        except StoreError:
+            return np.zeros(len(keys), np.bool_)
+
     def _write(
         self, space: Namespace, mover: RecordMover, batch: Batch, depths: _Rows, deadline: float
     ) -> Flags:
@@ -309,7 +322,8 @@ class ObjectsStore:
         if good.any():
             self._client.saw_bucket()
         elif not batch.loan.is_over:
-            self._trial.explain_write(deadline)
+            _refuse_untried(mover, outcomes)
+            self._trial.explain_write(deadline, nbytes=record.record_bytes(space.payload_bytes))
         return good
 
     def _explain_read(self, space: Namespace, key: bytes, deadline: float) -> None:
@@ -321,6 +335,15 @@ class ObjectsStore:
                 f"{self.bucket}: no page could be read through NIXL, though the first is there; "
                 "see NIXL's log"
             )
+
+
+def _refuse_untried(mover: RecordMover, outcomes: Outcomes) -> None:
+    """Raises StagingShortageError if not one page was tried."""
+    if (outcomes == Outcome.UNTRIED).all():
+        raise StagingShortageError(
+            f"no staging came free: late transfers hold {mover.staging.quarantined_bytes} of "
+            f"{mover.staging.nbytes} bytes until they end; raise staging"
+        )
 
 
 def _nothing_to_keep(_: _Rows) -> Callable[[], None]:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from hicache_nixl.bucket import Bucket
 from hicache_nixl.credentials import CredentialResolver, missing_extra, quiet_botocore
 from hicache_nixl.errors import StoreError
+from hicache_nixl.stores.objects_errors import refusal_fix
 
 _CONNECT_S = 3.0
 _ANSWER_S = 10.0
@@ -155,6 +156,7 @@ def _ask(
             config=Config(
                 connect_timeout=_CONNECT_S,
                 read_timeout=_ANSWER_S,
+                proxies={},  # none of the environment: NIXL's S3 client takes none
                 retries={"total_max_attempts": 2, "mode": "standard"},
                 s3={"addressing_style": "virtual" if bucket.virtual_addressing else "path"},
             ),
@@ -165,8 +167,8 @@ def _ask(
             client.close()
     except ClientError as error:
         raise StoreError(
-            f"{bucket} refuses to {what} ({_code(error)}) with {bucket.credentials}; correct the "
-            "bucket's name, the credentials or what they may do"
+            f"{bucket} refuses to {what} ({_code(error)}) with {bucket.credentials}; see the "
+            f"bucket's name, or {refusal_fix(_code(error))}"
         ) from None
     except (BotoCoreError, ValueError) as error:
         raise StoreError(

@@ -17,7 +17,13 @@ from typing import Any, TypeVar
 from hicache_nixl.bucket import Bucket
 from hicache_nixl.credentials import CredentialResolver, Credentials
 from hicache_nixl.errors import StoreError
-from hicache_nixl.stores.objects_errors import RefusedError, error_of, no_answer, says_no_bucket
+from hicache_nixl.stores.objects_errors import (
+    NoBucketError,
+    RefusedError,
+    error_of,
+    no_answer,
+    says_no_bucket,
+)
 from hicache_nixl.stores.objects_remote import make_store, obstore_error
 
 logger = logging.getLogger(__name__)
@@ -29,8 +35,12 @@ BUCKET_AGE_S = 3.0
 _REFRESH_EVERY_S = 2.0
 _LOOK_EVERY_S = 10.0
 _CLOSE_WAIT_S = 5.0
+_TELLING_SHARE = 0.9
+"""Of a call's time: after it, what has been told so far is the answer."""
 
 Result = TypeVar("Result")
+_Said = int | StoreError | None
+"""Of an object: its size, None if it is not there, or why that could not be told."""
 
 
 @dataclass(frozen=True)
@@ -87,35 +97,55 @@ class ObjectClient:
     def sizes(
         self, names: Sequence[str], *, deadline: float, bucket_age_s: float = BUCKET_AGE_S
     ) -> list[int | None]:
-        """Bytes of each object, None where there is none; a request each, many at once.
+        """Bytes of each object, None where there is none, or where that could not be told, also
+        not by a second request; many at once. StoreError if nothing could be told.
 
         A missing bucket looks like missing objects: where it was not seen to be there in the last
         `bucket_age_s` seconds, it is looked for beside them, by one more request.
         """
 
-        async def look(store: Any) -> list[int | None]:
-            import obstore
+        until = min(deadline, time.monotonic() + self._timeout_s)
 
+        async def look(store: Any) -> list[_Said]:
             slots = asyncio.Semaphore(IN_FLIGHT)
-
-            async def one(name: str) -> int | None:
-                async with slots:
-                    try:
-                        return int((await obstore.head_async(store, name))["size"])
-                    except FileNotFoundError:
-                        return None
 
             async def see_bucket() -> None:
                 if time.monotonic() - self._seen_at > bucket_age_s:
                     await _content(store, self._marker)
                     self.saw_bucket()
 
-            return (await _together([*(one(name) for name in names), see_bucket()]))[:-1]
+            async def ask(which: Sequence[int], *beside: Coroutine[Any, Any, None]) -> list[_Said]:
+                requests = [self._told(_size(store, names[i], slots)) for i in which]
+                requests += [self._told(request) for request in beside]
+                left = (until - time.monotonic()) * _TELLING_SHARE
+                said = await _together(requests, left, no_answer(self.bucket, "read"))
+                return said[: len(which)]
+
+            found = await ask(range(len(names)), see_bucket())
+            failed = [i for i, said in enumerate(found) if isinstance(said, StoreError)]
+            if 0 < len(failed) < len(names):  # if all have, more requests would help nobody
+                for i, said in zip(failed, await ask(failed), strict=True):
+                    found[i] = said
+            return found
 
         found = self._run(look, "read", deadline)
-        if any(size is not None for size in found):
+        errors = [said for said in found if isinstance(said, StoreError)]
+        if errors and len(errors) == len(found):
+            raise errors[0]
+        sizes = [None if isinstance(said, StoreError) else said for said in found]
+        if any(size is not None for size in sizes):
             self.saw_bucket()
-        return found
+        return sizes
+
+    async def _told(self, request: Coroutine[Any, Any, Result]) -> Result | StoreError:
+        """What `request` says, or how it failed; raises if that concerns the whole bucket."""
+        try:
+            return await request
+        except (OSError, ValueError, obstore_error()) as error:
+            failure = error_of(error, self.bucket, "read")
+            if isinstance(failure, RefusedError | NoBucketError):
+                raise failure from None
+            return failure
 
     def read(self, name: str, *, deadline: float) -> bytes | None:
         """The content of an object, None if it is not there. A missing bucket is StoreError."""
@@ -129,7 +159,7 @@ class ObjectClient:
         """As `read`, of several objects at once."""
 
         async def get(store: Any) -> list[bytes | None]:
-            return await _together([_content(store, name) for name in names])
+            return await asyncio.gather(*(_content(store, name) for name in names))
 
         return self._run(get, "read", deadline)
 
@@ -161,19 +191,25 @@ class ObjectClient:
     def listed(self, prefix: str, *, deadline: float) -> Iterator[list[Listed]]:
         """The objects whose names begin with `prefix`, which ends with "/", 1000 at a time."""
         stream: Any = None
-        while True:
+        last: str | None = None
 
-            async def page(store: Any) -> list[Any] | None:
-                import obstore
+        async def page(store: Any) -> list[Any] | None:
+            import obstore
 
-                nonlocal stream
-                if stream is None:
-                    stream = obstore.list(store, prefix, chunk_size=LISTED_AT_ONCE)
+            nonlocal stream
+            if stream is None:
+                stream = obstore.list(store, prefix, offset=last, chunk_size=LISTED_AT_ONCE)
+            try:
                 return await anext(stream, None)
+            except BaseException:
+                stream = None  # one that has failed says from then on that it is at its end
+                raise
 
+        while True:
             chunk = self._run(page, "list", deadline)
             if chunk is None:
                 return
+            last = chunk[-1]["path"]
             yield [
                 Listed(each["path"], each["size"], int(each["last_modified"].timestamp() * 1e9))
                 for each in chunk
@@ -227,7 +263,8 @@ class ObjectClient:
     def _look_for_others(self) -> None:
         """See behind the call whether the credentials have changed, once in a while."""
         now = time.monotonic()
-        if self._resolver.is_fixed or now - self._looked_at < _LOOK_EVERY_S:
+        fixed = self._resolver.is_fixed or self._credentials is None
+        if fixed or now - self._looked_at < _LOOK_EVERY_S:
             return
         self._looked_at = now
 
@@ -272,6 +309,8 @@ class ObjectClient:
             raise no_answer(self.bucket, what) from None
         except concurrent.futures.CancelledError:
             raise StoreError(f"the store {self.bucket} is closed") from None
+        except StoreError:
+            raise
         except (OSError, ValueError, obstore_error()) as error:
             raise error_of(error, self.bucket, what) from None
 
@@ -306,14 +345,28 @@ class ObjectClient:
             loop.close()
 
 
-async def _together(requests: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """All of them at once; the first that fails ends the others."""
+async def _together(
+    requests: Sequence[Coroutine[Any, Any, Result]], seconds: float, late: Result
+) -> list[Result]:
+    """What all of them say, `late` for those that last longer than `seconds`. The first that raises
+    ends the others."""
     tasks = [asyncio.ensure_future(request) for request in requests]
     try:
-        return await asyncio.gather(*tasks)
+        done, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
+        return [task.result() if task in done else late for task in tasks]
     finally:
         for task in tasks:
             task.cancel()
+
+
+async def _size(store: Any, name: str, slots: asyncio.Semaphore) -> int | None:
+    import obstore
+
+    async with slots:
+        try:
+            return int((await obstore.head_async(store, name))["size"])
+        except FileNotFoundError:
+            return None
 
 
 async def _content(store: Any, name: str) -> bytes | None:

@@ -33,6 +33,14 @@ class RefusedError(StoreError):
     """The server does not accept the credentials, or not for this."""
 
 
+class NoBucketError(StoreError):
+    """The bucket is not there."""
+
+
+class NoAnswerError(StoreError):
+    """A request did not end in time."""
+
+
 def error_of(error: Exception, bucket: Bucket, what: str) -> StoreError:
     """What `error`, of obstore, means for doing `what`, such as "read"."""
     text = str(error)
@@ -46,8 +54,7 @@ def error_of(error: Exception, bucket: Bucket, what: str) -> StoreError:
     # AWS answers 400 to a token that has run out; to a HEAD, without the code that says so.
     if status in (401, 403) or (status == 400 and ("Token" in code or not code)):
         return RefusedError(
-            f"{bucket} refuses to {what} ({said}) with {bucket.credentials}; correct the "
-            "credentials or what they may do"
+            f"{bucket} refuses to {what} ({said}) with {bucket.credentials}; {refusal_fix(code)}"
         )
     if status is not None:
         return StoreError(f"{bucket} cannot {what} ({said}); see the server's log")
@@ -57,26 +64,33 @@ def error_of(error: Exception, bucket: Bucket, what: str) -> StoreError:
     return StoreError(f"{bucket} cannot {what}: {type(error).__name__}; see the server's log")
 
 
+def refusal_fix(code: str) -> str:
+    """What to do about a request that is refused with this error code."""
+    if code == "RequestTimeTooSkewed":
+        return "the clocks of this host and of the server differ too much; set them right"
+    return "correct the credentials or what they may do"
+
+
 def says_no_bucket(error: Exception) -> bool:
     """Whether it is the bucket that was not found, not the object. Only the answer to a GET, PUT or
     listing says so."""
     return any(f"<Code>{code}</Code>" in str(error) for code in _NO_BUCKET)
 
 
-def no_bucket(bucket: Bucket) -> StoreError:
+def no_bucket(bucket: Bucket) -> NoBucketError:
     """The error for a bucket that is not there."""
     if bucket.kind == "azure":
-        return StoreError(
+        return NoBucketError(
             f"{bucket}: there is no container {bucket.name!r}; correct the name or create it"
         )
-    return StoreError(
+    return NoBucketError(
         f"{bucket}: there is no bucket {bucket.name!r}; correct the name, create it, or set "
         "create_bucket"
     )
 
 
-def no_answer(bucket: Bucket, what: str) -> StoreError:
+def no_answer(bucket: Bucket, what: str) -> NoAnswerError:
     """The error for a request that did not end by its deadline."""
-    return StoreError(
+    return NoAnswerError(
         f"{bucket} cannot {what}: it does not answer in time; see whether the server is well"
     )

@@ -15,6 +15,8 @@ from hicache_nixl.errors import StoreError
 PLUGINS = {"s3": "OBJ", "azure": "AZURE_BLOB"}
 
 _CONNECT_S = 3.0
+_NOWHERE = "http://127.0.0.1:1"
+_EVERY_HOST = "*,0.0.0.0/0,::/0"
 _RETRIES = 1
 _RETRY_AFTER = datetime.timedelta(milliseconds=50)
 
@@ -59,6 +61,8 @@ def make_store(bucket: Bucket, credentials: Credentials, *, timeout_s: float) ->
         "connect_timeout": datetime.timedelta(seconds=min(_CONNECT_S, timeout_s)),
         "http1_only": True,
     }
+    if bucket.kind == "s3":  # never a proxy of the environment: NIXL's S3 client takes none
+        options |= {"proxy_url": _NOWHERE, "proxy_excludes": _EVERY_HOST}
     if bucket.ca_bundle is not None:
         try:
             options["root_certificate"] = Path(bucket.ca_bundle).read_bytes()

@@ -1,10 +1,13 @@
 """Tries whether a bucket works, by small objects that go the way pages go, and says what does not.
 
-Owns the store's marker, by which a store of a later version is known, and the probe object.
+Owns the store's notes, which are its marker, by which a store of a later version is known, and the
+manifests of namespaces; and the probe object.
 """
 
 import contextlib
 import secrets
+import threading
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -13,6 +16,9 @@ from hicache_nixl.stores.objects_client import ObjectClient
 from hicache_nixl.stores.objects_errors import no_answer
 from hicache_nixl.stores.objects_layout import Names, check_marker, marker_content
 from hicache_nixl.stores.objects_probe import NBYTES, Prober
+
+_LOOK_EVERY_S = 60.0
+_LOOK_S = 10.0
 
 Result = TypeVar("Result")
 
@@ -35,11 +41,13 @@ class Trial:
         self._prober = prober
         self._probe = probe
         self._format_checked = False
+        self._notes = {names.marker: marker_content()}
+        self._looked_at = time.monotonic()
 
     def prepare(self, deadline: float) -> str:
-        """Write, read and remove an object; what was found, in one line. Leaves the marker."""
+        """Write, read and remove an object; what was found, in one line. Leaves the notes."""
         self.check_format(deadline)
-        self._keep_marker(deadline)
+        self._keep_notes(deadline)
         content = secrets.token_bytes(NBYTES)
         try:
             self._write(content, deadline)
@@ -74,12 +82,41 @@ class Trial:
             self._format_checked = True
         return True
 
-    def explain_write(self, deadline: float) -> None:
-        """No page was written through NIXL: raises, with the reason if one shows beside it."""
+    def note(self, name: str, content: bytes, deadline: float) -> None:
+        """Write a note if it is not there, now and whenever it is found missing."""
+        self._notes[name] = content
+        self._keep({name: content}, deadline)
+
+    def look_at_notes(self) -> None:
+        """See behind the call, once a minute, whether the notes are still there: whoever empties
+        the bucket, or makes it again, takes them away, and pages without them are seen by nobody
+        but their owner."""
+        if time.monotonic() - self._looked_at < _LOOK_EVERY_S:
+            return
+        self._looked_at = time.monotonic()
+
+        def look() -> None:
+            with contextlib.suppress(StoreError):  # calls tell of trouble with the bucket
+                self._keep_notes(time.monotonic() + _LOOK_S)
+
+        threading.Thread(target=look, name="hicache-nixl-notes", daemon=True).start()
+
+    def explain_write(self, deadline: float, *, nbytes: int = NBYTES) -> None:
+        """No page, of `nbytes` bytes, was written through NIXL: raises, with the reason if one
+        shows beside it."""
         self._client.write(self._probe, bytes(NBYTES), deadline=deadline)
-        self._remove_probe(deadline)
+        try:
+            if nbytes > NBYTES:
+                self._client.write(self._probe, bytes(nbytes), deadline=deadline)
+        except StoreError as error:
+            raise StoreError(
+                f"{error}; an object of {nbytes} bytes is not taken, one of {NBYTES} is: see what "
+                "size server, or proxies before it, allow"
+            ) from None
+        finally:
+            self._remove_probe(deadline)
         raise StoreError(
-            f"{self._bucket}: no page could be written through NIXL, though a small object can be "
+            f"{self._bucket}: no page could be written through NIXL, though as much can be "
             "written beside it; see NIXL's log"
         )
 
@@ -102,7 +139,7 @@ class Trial:
 
     def _read(self, name: str, deadline: float) -> bytes:
         def read() -> bytes:
-            self._keep_marker(deadline)
+            self._keep_notes(deadline)
             return self._client.read(name, deadline=deadline) or b""
 
         prober = self._prober
@@ -129,10 +166,15 @@ class Trial:
                 "log"
             ) from error
 
-    def _keep_marker(self, deadline: float) -> None:
-        """Write the store's marker if it is not there (any more)."""
-        if self._client.read(self._names.marker, deadline=deadline) is None:
-            self._client.write(self._names.marker, marker_content(), deadline=deadline)
+    def _keep_notes(self, deadline: float) -> None:
+        self._keep(dict(self._notes), deadline)
+
+    def _keep(self, notes: dict[str, bytes], deadline: float) -> None:
+        """Write those of the notes that are not there (any more)."""
+        found = self._client.read_many(list(notes), deadline=deadline)
+        for (name, content), stored in zip(notes.items(), found, strict=True):
+            if stored is None:
+                self._client.write(name, content, deadline=deadline)
 
     def _remove_probe(self, deadline: float) -> None:
         with contextlib.suppress(StoreError):

@@ -134,8 +134,12 @@ class SlabStore:
             if self._opening is not None:
                 return
             opening = self._open_files(store=self._root.store)
-            for namespace in list(self._namespaces.values()):
-                opening.add_namespace(namespace)
+            try:
+                for namespace in list(self._namespaces.values()):
+                    opening.add_namespace(namespace)
+            except BaseException:
+                opening.close()
+                raise
             with self._lock:
                 if not self._closed:
                     self._opening = opening
@@ -168,10 +172,17 @@ class SlabStore:
                 f"a page of {namespace} takes {size} bytes, more than the capacity of "
                 f"{self.capacity_bytes} bytes; raise capacity"
             )
-        with self._using() as opening:
-            opening.add_namespace(namespace)
-        self._namespaces[namespace.digest] = namespace
-        sizes = {record.record_bytes(known.payload_bytes) for known in self._namespaces.values()}
+        is_new = namespace.digest not in self._namespaces
+        self._namespaces[namespace.digest] = namespace  # for an opening that is made meanwhile
+        try:
+            with self._using() as opening:
+                opening.add_namespace(namespace)
+        except BaseException:
+            if is_new:
+                self._namespaces.pop(namespace.digest, None)
+            raise
+        known = list(self._namespaces.values())
+        sizes = {record.record_bytes(space.payload_bytes) for space in known}
         needed = len(sizes) * self.segment_bytes
         if needed > self.capacity_bytes:
             logger.warning(
@@ -281,28 +292,27 @@ class SlabStore:
                 deadline=deadline,
                 on_late=lambda late: opening.segments.keep_open(segments[late]),
             )
-        tried = len(rows) or not opening.segments.is_missing(int(segments[0]))
-        if tried and (outcomes == Outcome.FAILED).all() and time.monotonic() < deadline:
-            raise StoreError(f"{run} pages in {self._root.first} cannot be read")
+        if (outcomes == Outcome.FAILED).all() and time.monotonic() < deadline:
+            tried = batch.keys[: max(1, len(rows))]
+            same = self._where_they_were(opening, number, tried, found)
+            same &= [not opening.segments.is_missing(int(s)) for s in segments[: len(tried)]]
+            if same.any():  # the others were evicted meanwhile
+                raise StoreError(f"{run} pages in {self._root.first} cannot be read")
         if not mover.checks_payload:
-            outcomes = self._still_there(opening, number, part.keys, found, outcomes)
+            # A slot that was reused while it was read is noticed here: its page left the index
+            # before the first byte of the new one was written.
+            same = self._where_they_were(opening, number, part.keys, found)
+            outcomes = np.where(same, outcomes, np.int8(Outcome.FAILED))
         self._forget_bad(opening, number, part.keys, found, outcomes, deadline)
         read[rows] = outcomes == Outcome.GOOD
         return read, len(part.keys)
 
-    def _still_there(
-        self,
-        opening: SlabOpening,
-        number: int,
-        keys: Sequence[bytes],
-        found: Sequence[Located],
-        outcomes: Outcomes,
-    ) -> Outcomes:
-        """Without a payload checksum, a slot that was reused while it was read is noticed here:
-        its page left the index before the first byte of the new one was written."""
+    def _where_they_were(
+        self, opening: SlabOpening, number: int, keys: Sequence[bytes], found: Sequence[Located]
+    ) -> Flags:
+        """Which pages are still at the places they were found at."""
         now = opening.index.locate(number, keys)
-        same = np.array([now.get(key) == found[i] for i, key in enumerate(keys)], np.bool_)
-        return np.where(same, outcomes, np.int8(Outcome.FAILED))
+        return np.array([now.get(key) == found[i] for i, key in enumerate(keys)], np.bool_)
 
     def _forget_bad(
         self,

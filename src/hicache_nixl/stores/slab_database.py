@@ -18,6 +18,7 @@ from typing import Any
 from hicache_nixl.errors import StoreError
 
 _BUSY_WAIT_S = 0.05
+_CLOSE_WAIT_S = 2.0
 _LOST = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _CHECKPOINT_PAGES = 16384
 _WAL_LIMIT_BYTES = 64 * 1024 * 1024
@@ -82,7 +83,7 @@ class Database:
                     if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
                         raise
                 finally:
-                    self._lock.release()
+                    self._leave()
             self._check_open()
             try:
                 connection = self._idle.pop()
@@ -106,8 +107,8 @@ class Database:
         left = max(0.0, deadline - time.monotonic())
         if not self._lock.acquire(timeout=min(left, threading.TIMEOUT_MAX)):
             raise StoreError(f"the index {self.path} is busy with another thread's transaction")
-        try:
-            with self._as_store_error():
+        with self._as_store_error():
+            try:
                 self._check_open()
                 self._begin(deadline)
                 try:
@@ -116,8 +117,8 @@ class Database:
                 finally:
                     if self._writer.in_transaction:
                         self._writer.execute("ROLLBACK")
-        finally:
-            self._lock.release()
+            finally:
+                self._leave()
 
     def _begin(self, deadline: float) -> None:
         if self._writer.in_transaction:  # its end failed
@@ -137,13 +138,23 @@ class Database:
             self._writer.executescript(f"BEGIN IMMEDIATE;{statements}COMMIT;")
 
     def close(self) -> None:
-        """Close every connection. Idempotent."""
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            self._writer.close()
+        """Close every connection. Idempotent.
+
+        Waits a moment for a transaction of another thread. One that takes longer, on a disk that
+        does not answer, closes its connection when it ends.
+        """
+        self._closed = True
+        if self._lock.acquire(timeout=_CLOSE_WAIT_S):
+            self._leave()
         self._close_idle_if_closed()
+
+    def _leave(self) -> None:
+        """Release the lock; whoever does it last in a closed database closes the connection."""
+        try:
+            if self._closed:
+                self._writer.close()
+        finally:
+            self._lock.release()
 
     def _check_open(self) -> None:
         if self._closed:

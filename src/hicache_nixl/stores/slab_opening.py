@@ -194,7 +194,10 @@ class SlabOpening:
         return [(fact.st_dev, fact.st_ino) for fact in facts]
 
     def check(self, direction: Direction, *, deadline: float) -> None:
-        """See `Store.check`. One directory that works is enough: a call then has some pages."""
+        """See `Store.check`. One directory that works is enough: a call then has some pages.
+
+        All are tried, because one that does not answer holds up every call.
+        """
         if direction == "read":
             self.index.allocated_bytes()
         else:
@@ -208,9 +211,8 @@ class SlabOpening:
                     write_and_read_back(directory, direct_io=self._direct_io)
             except OSError as error:
                 troubles.append(f"{directory}: {error.strerror or error}")
-            else:
-                return
-        raise StoreError(f"{direction} does not work in {'; '.join(troubles)}")
+        if len(troubles) == len(self.root.directories):
+            raise StoreError(f"{direction} does not work in {'; '.join(troubles)}")
 
     def _read_block(self, number: int) -> None:
         """Read a block of some segment of a directory, or what describes the directory."""

@@ -22,7 +22,12 @@ from typing import Any
 
 from hicache_nixl.errors import HiCacheNixlError, StoreError, StoreFormatError
 from hicache_nixl.identity import Namespace, namespace_from_manifest
-from hicache_nixl.stores.directory import as_store_error, make_directory, write_json
+from hicache_nixl.stores.directory import (
+    as_store_error,
+    make_directory,
+    remove_check_files,
+    write_json,
+)
 from hicache_nixl.stores.slab_database import IndexLostError, lost_mark
 from hicache_nixl.stores.slab_index import SlabIndex
 from hicache_nixl.stores.slab_rebuild import rebuild
@@ -59,6 +64,8 @@ class SlabRoot:
         with as_store_error(self.first):
             (self.first / "writers").mkdir(exist_ok=True)
             (self.first / "namespaces").mkdir(exist_ok=True)
+            for directory in self.directories:
+                remove_check_files(directory)
         with self.locked():
             self._describe()
 

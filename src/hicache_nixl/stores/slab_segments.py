@@ -153,6 +153,8 @@ class SegmentTable:
         self._lock = threading.Lock()
         self._open: dict[int, _OpenSegment] = {}
         self._missing: dict[int, SegmentFile] = {}
+        self._gone: set[int] = set()
+        self._closed = False
 
     @contextlib.contextmanager
     def extents(
@@ -211,7 +213,7 @@ class SegmentTable:
 
     def is_missing(self, id_: int) -> bool:
         """Whether the file of a segment was found to be gone."""
-        return id_ in self._missing
+        return id_ in self._gone
 
     def take_missing(self) -> list[SegmentFile]:
         """Segments whose files turned out to be gone since the last call."""
@@ -220,11 +222,15 @@ class SegmentTable:
         return list(missing.values())
 
     def close(self) -> None:
-        """Close every file that no late transfer still needs. Idempotent."""
+        """Close every file, those in use when their last user is done; open no more. Idempotent."""
+        with self._lock:
+            self._closed = True
         self.drop(self.known())
 
     def _acquire(self, id_: int) -> _OpenSegment | None:
         with self._lock:
+            if self._closed:
+                return None
             opened = self._open.get(id_)
             if opened is None:
                 segment = self._describe(id_)
@@ -239,6 +245,7 @@ class SegmentTable:
             descriptor = os.open(path, self._flags)
         except FileNotFoundError:
             self._missing[segment.id] = segment
+            self._gone.add(segment.id)
             return None
         except OSError as error:
             logger.warning("%s cannot be opened: %s", path, error.strerror)

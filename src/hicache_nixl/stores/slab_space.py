@@ -60,7 +60,6 @@ class SlabSpace:
         self.growth_trouble: str | None = None
         """Why the store could not grow when it last tried, unless it was for lack of room."""
         self._lock = threading.Lock()
-        self._held: dict[int, int] = {}  # claim -> slots
         self._owed: list[tuple[Claim, Sequence[Slot]]] = []
 
     # -- claims -------------------------------------------------------------------------------
@@ -102,8 +101,6 @@ class SlabSpace:
                     deadline=deadline,
                 )
                 touches = in_use = ()
-                with self._lock:
-                    self._held[claim.id] = len(claim.slots)
                 if last or len(claim.slots) == count:
                     return claim
                 if older is not None:
@@ -133,7 +130,7 @@ class SlabSpace:
         """
         keep = [*late, *bad]
         try:
-            not_stored = self._index.publish(
+            return self._index.publish(
                 claim,
                 namespace=namespace,
                 pages=pages,
@@ -145,10 +142,7 @@ class SlabSpace:
             rest = [slot for slot in claim.slots if slot not in kept]
             with self._lock:
                 self._owed.append((claim, rest))
-            self._ended(claim, len(bad))
             raise
-        self._ended(claim, len(claim.slots) - len(late))
-        return not_stored
 
     def give_back(self, claim: Claim, slots: Sequence[Slot]) -> None:
         """End a claim on some slots, now or, if the index is in trouble, with a later call."""
@@ -158,11 +152,6 @@ class SlabSpace:
             self._pay()
         except StoreError as error:
             logger.warning("%d slots are given back later: %s", len(slots), error)
-
-    @property
-    def holds_claims(self) -> bool:
-        """Whether a slot of this store may still be written by this process."""
-        return bool(self._held)
 
     def _pay(self) -> None:
         while self._owed:
@@ -175,13 +164,6 @@ class SlabSpace:
                     with self._lock:
                         self._owed += owed[i:]
                     raise
-                self._ended(claim, len(slots))
-
-    def _ended(self, claim: Claim, slots: int) -> None:
-        with self._lock:
-            left = self._held.pop(claim.id, 0) - slots
-            if left > 0:
-                self._held[claim.id] = left
 
     # -- segments -----------------------------------------------------------------------------
 
@@ -215,10 +197,11 @@ class SlabSpace:
         return fitting if fitting * _SMALLEST_PART >= wanted else 0
 
     def _may_grow(self, record_bytes: int) -> bool:
-        if time.monotonic() < self._no_growth_until:
-            return False
         room = self._capacity - self._index.allocated_bytes()
-        return self._fitting(record_bytes, room, record_bytes) > 0
+        if self._fitting(record_bytes, room, record_bytes) == 0:
+            self.growth_trouble = None  # of an earlier try: now the budget is what forbids it
+            return False
+        return time.monotonic() >= self._no_growth_until
 
     def _older_segment(self, record_bytes: int) -> SegmentFile | None:
         """A segment of another record size that should go before any page of this size does."""
