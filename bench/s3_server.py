@@ -40,7 +40,7 @@ class S3Server:
     """SeaweedFS with its data in `directory`, listening on 127.0.0.1; start it with `start`."""
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
+        self._directory = directory.resolve()  # it is started there
         self._ports = dict(zip(_PORTS, free_ports(len(_PORTS)), strict=True))
         self._process: subprocess.Popen[bytes] | None = None
         self._client: Any = None
