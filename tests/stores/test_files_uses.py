@@ -170,8 +170,8 @@ def test_uses_reach_the_files(root: Path) -> None:
     with open_plain_files(root, payload=4 * KIB) as tenant:
         tenant.put(keys)
         first = [page_file(root, key).stat().st_mtime_ns for key in keys]
-    time.sleep(0.1)
     for call in ("get", "put"):
+        time.sleep(0.1)  # more than the finest grain, which the sweeper may set again
         with open_plain_files(root, payload=4 * KIB) as tenant:
             wait_until(lambda store=tenant.store: store._house._sweeps)
             tenant.store._uses.grain_ns = 1
