@@ -20,7 +20,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptio
 
 _PAGES, _QUICK_PAGES = "64KiB,256KiB,2MiB,9MiB", "256KiB,2MiB"
 _QUICK_LAYOUT = "layer_first"
-_PLAIN_WIDTH = 110
+_PLAIN_WIDTH = 160
 
 Directory = Annotated[Path, typer.Option("--dir", help="Disk to measure; left as it was found.")]
 Json = Annotated[Path | None, typer.Option("--json", help="Write every sample to this file.")]

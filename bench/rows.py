@@ -76,7 +76,7 @@ def new_table(
     """An empty table; a column for `shown_mark` stands last if there is a target."""
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
     for name in words:
-        table.add_column(name)
+        table.add_column(name, no_wrap=True)
     for name in figures:
         table.add_column(name, justify="right", no_wrap=True)
     if target:
