@@ -162,6 +162,10 @@ def test_no_secret_in_pydantics_error() -> None:
             "AWS_RETRY_MODE=standard, AWS_MAX_ATTEMPTS=3 (AWS_MAX_ATTEMPTS as set)",
         ),
         (
+            {"AWS_MAX_ATTEMPTS": "10"},
+            "AWS_RETRY_MODE=standard, AWS_MAX_ATTEMPTS=10 (AWS_MAX_ATTEMPTS as set)",
+        ),
+        (
             {"AWS_RETRY_MODE": "standard", "AWS_MAX_ATTEMPTS": "1"},
             "AWS_RETRY_MODE=standard, AWS_MAX_ATTEMPTS=1",
         ),
@@ -176,5 +180,7 @@ def test_clients_fail_fast(environ: dict[str, str], counts: str) -> None:
     """The AWS clients of the process try once, unless the user said otherwise; what counts is
     told."""
     own = {name: value for name, value in environ.items() if value}
-    assert fail_fast(environ) == counts
+    retries = fail_fast(environ)
+    assert retries.shown == counts
+    assert retries.at_once == (environ["AWS_MAX_ATTEMPTS"] == "1")
     assert environ == {"AWS_RETRY_MODE": "standard", "AWS_MAX_ATTEMPTS": "1"} | own

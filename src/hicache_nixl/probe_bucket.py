@@ -6,11 +6,10 @@ Says where credentials come from, never what they are.
 import shlex
 
 from hicache_nixl.bucket import Bucket
+from hicache_nixl.credentials import CredentialResolver
 from hicache_nixl.errors import StoreError
 from hicache_nixl.finding import Finding
 from hicache_nixl.startup import BucketFindings
-
-_TRIES_ONCE = "AWS_MAX_ATTEMPTS=1"
 
 
 def in_bucket(start: BucketFindings) -> list[Finding]:
@@ -21,7 +20,6 @@ def in_bucket(start: BucketFindings) -> list[Finding]:
     if bucket.kind == "s3":
         addressing = "virtual-hosted" if bucket.virtual_addressing else "path"
         where += f", region {bucket.region}, {addressing} addressing"
-    slow = _TRIES_ONCE not in start.retries
     return [
         Finding("store", f"objects in {bucket.url} at {where}"),
         Finding("credentials", str(bucket.credentials)),
@@ -29,17 +27,16 @@ def in_bucket(start: BucketFindings) -> list[Finding]:
         Finding("I/O", f"NIXL {start.plugin}, {start.requests}"),
         Finding(
             "retries",
-            start.retries,
+            start.retries.shown,
             "a request that fails is tried again before anything is known of it; unset both"
-            if slow and bucket.kind == "s3"
+            if not start.retries.at_once and bucket.kind == "s3"
             else None,
         ),
-        _expiry(bucket),
+        _expiry(bucket, start.resolver),
     ]
 
 
-def _expiry(bucket: Bucket) -> Finding:
-    from hicache_nixl.credentials import CredentialResolver
+def _expiry(bucket: Bucket, resolver: CredentialResolver) -> Finding:
     from hicache_nixl.stores.objects_admin import show_lifecycle
 
     topic = "capacity"
@@ -48,7 +45,7 @@ def _expiry(bucket: Bucket) -> Finding:
             topic, "whatever the account's lifecycle management leaves", "give the container a rule"
         )
     try:
-        days = show_lifecycle(bucket, CredentialResolver.of(bucket))
+        days = show_lifecycle(bucket, resolver)
     except StoreError as error:
         return Finding(topic, f"not known: {error}")
     if days is None:

@@ -12,6 +12,7 @@ value and an empty variable count as not given.
 import os
 import re
 from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -281,7 +282,16 @@ def load_host_pool_settings(environ: Mapping[str, str] | None = None) -> Setting
     return settings if settings.host_pool_allocator else None
 
 
-def fail_fast(environ: MutableMapping[str, str] | None = None) -> str:
+@dataclass(frozen=True)
+class Retries:
+    """What the AWS clients of this process do about a request that failed."""
+
+    shown: str
+    at_once: bool
+    """They report it at once."""
+
+
+def fail_fast(environ: MutableMapping[str, str] | None = None) -> Retries:
     """Let the AWS clients of this process report a failure at once, and say what counts.
 
     Their own retries take up to 25 s for each request, in which nothing here can be said of a page;
@@ -294,7 +304,10 @@ def fail_fast(environ: MutableMapping[str, str] | None = None) -> str:
             env[name] = value
     own = [name for name, value in RETRIES.items() if env[name] != value]
     shown = ", ".join(f"{name}={env[name]}" for name in RETRIES)
-    return shown + (f" ({' and '.join(own)} as set)" if own else "")
+    return Retries(
+        shown + (f" ({' and '.join(own)} as set)" if own else ""),
+        at_once="AWS_MAX_ATTEMPTS" not in own,
+    )
 
 
 def _note_what_is_not_used(merged: Merged, early: list[Reading]) -> None:

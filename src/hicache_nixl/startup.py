@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from hicache_nixl.bucket import Bucket
+from hicache_nixl.credentials import CredentialResolver
 from hicache_nixl.file_systems import make_directories
 from hicache_nixl.geometry import PoolGeometry
 from hicache_nixl.guard import Guard
@@ -19,7 +20,7 @@ from hicache_nixl.memory import HostBuffer, allocate
 from hicache_nixl.mover import RecordMover
 from hicache_nixl.object_engine import ObjectEngine
 from hicache_nixl.registrations import Registration
-from hicache_nixl.settings import Settings, fail_fast
+from hicache_nixl.settings import Retries, Settings, fail_fast
 from hicache_nixl.staging import StagingArena
 from hicache_nixl.stores.base import Store
 from hicache_nixl.stores.files import FilesStore
@@ -36,13 +37,14 @@ AnyEngine = TypeVar("AnyEngine", TransferEngine, ObjectEngine)
 
 @dataclass(frozen=True)
 class BucketFindings:
-    """A bucket, and what was found of it at start, a line each."""
+    """A bucket, and what was found of it at start."""
 
     bucket: Bucket
     plugin: str
     verdict: str
     requests: str
-    retries: str
+    retries: Retries
+    resolver: CredentialResolver
 
 
 @dataclass
@@ -157,7 +159,6 @@ def _in_directories(settings: Settings, undo: contextlib.ExitStack) -> Tier:
 
 def _in_bucket(settings: Settings, bucket: Bucket, undo: contextlib.ExitStack) -> Tier:
     # Only here, because a store in directories needs none of the libraries behind them.
-    from hicache_nixl.credentials import CredentialResolver
     from hicache_nixl.stores.objects import ObjectsStore
     from hicache_nixl.stores.objects_engines import plan_engines
 
@@ -177,7 +178,7 @@ def _in_bucket(settings: Settings, bucket: Bucket, undo: contextlib.ExitStack) -
     )
     undo.callback(store.close)
     verdict = store.prepare(create_bucket=settings.create_bucket)
-    found = BucketFindings(bucket, plan.plugin, verdict, plan.note, retries)
+    found = BucketFindings(bucket, plan.plugin, verdict, plan.note, retries, resolver)
     choice = IoChoice(plan.plugin, None, {}, direct_io=False)
     return _tier(settings, choice, reader, writer, buffer, store, found)
 
