@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
+from fault_proxy import FaultProxy
 from s3_server import S3Address, S3Server, own_server, shared_server
 
 
@@ -47,3 +48,18 @@ def own_s3(tmp_path: Path) -> Iterator[S3Server]:
     """An S3 server that is this test's alone: to kill, restart and fill."""
     with own_server(tmp_path / "s3") as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def proxy(s3: S3Address) -> Iterator[FaultProxy]:
+    """A proxy before the shared server, for the tests of a module."""
+    with FaultProxy(s3.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def faulty(proxy: FaultProxy) -> Iterator[FaultProxy]:
+    """The proxy, well and at zero at the start, and made well again."""
+    proxy.forget()
+    yield proxy
+    proxy.set()

@@ -25,12 +25,6 @@ BODY = bytes(range(256)) * 400
 Get = Callable[[], tuple[int, bytes]]
 
 
-@pytest.fixture(scope="module")
-def proxy(s3: S3Address) -> Iterator[FaultProxy]:
-    with FaultProxy(s3.port) as proxy:
-        yield proxy
-
-
 @pytest.fixture
 def get(proxy: FaultProxy, s3: S3Address, module_bucket: str) -> Iterator[Get]:
     """Reads one object, with half a second of patience."""

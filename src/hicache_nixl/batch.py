@@ -66,6 +66,12 @@ class Batch:
         return replace(self, numbers=self.numbers[rows], keys=[self.keys[i] for i in rows])
 
 
+def firsts(keys: Sequence[bytes]) -> npt.NDArray[np.int64]:
+    """For each of `keys`, which may repeat, the row of the first that equals it."""
+    first_of: dict[bytes, int] = {}
+    return np.array([first_of.setdefault(key, i) for i, key in enumerate(keys)], np.int64)
+
+
 @dataclass(frozen=True)
 class WriteStamp:
     """What a writer puts in the trailers of one batch."""

@@ -336,7 +336,8 @@ class HiCacheNixlConnector(HiCacheStorage):  # type: ignore[misc]
         )
 
     def close(self) -> None:
-        """Release files, memory and registrations; waits up to 10 s for late transfers."""
+        """Release files, memory and registrations; waits up to 5 s for calls under way and up to
+        10 s for late transfers."""
         with self._close_lock:
             if self._closed:
                 return

@@ -25,6 +25,7 @@ import numpy as np
 
 from hicache_nixl.batch import Batch
 from hicache_nixl.circuit import BACKOFF_S, Circuit, CircuitState
+from hicache_nixl.daemons import start_daemon
 from hicache_nixl.errors import StagingShortageError, StoreError
 from hicache_nixl.identity import Namespace
 from hicache_nixl.loan import Loan
@@ -238,18 +239,9 @@ class Guard:
         with self._lock:
             if circuit.direction in self._watchers or self._closing.is_set() or circuit.is_closed:
                 return
-            thread = threading.Thread(
-                target=self._check_until_closed,
-                args=(circuit,),
-                name="hicache-nixl-watch",
-                daemon=True,
-            )
-            try:
-                thread.start()
-            except RuntimeError as error:  # the next call that is skipped tries again
-                self.meter.trouble("check", error)
-                return
-            self._watchers[circuit.direction] = thread
+            watcher = start_daemon(partial(self._check_until_closed, circuit), "hicache-nixl-watch")
+            if watcher is not None:  # else the next call that is skipped tries again
+                self._watchers[circuit.direction] = watcher
 
     def _check_until_closed(self, circuit: Circuit) -> None:
         while not self._closing.wait(circuit.delay_s()):

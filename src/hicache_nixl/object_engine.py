@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hicache_nixl import exit_gate
+from hicache_nixl.daemons import start_daemon
 from hicache_nixl.errors import DeadlineExceededError, TransferError
 from hicache_nixl.registrations import Descriptors, Registration
 from hicache_nixl.transfer import CLOSE_WAIT_S, Operation, Transfer, TransferEngine
@@ -278,13 +279,5 @@ class ObjectEngine:
             self._agent = None
 
     def _start_reaper(self) -> None:
-        if self._reaper is None:
-            reaper = threading.Thread(
-                target=self._reap_until_none, name="hicache-nixl-retired", daemon=True
-            )
-            try:
-                reaper.start()
-            except RuntimeError as error:  # the next agent that is retired tries again
-                logger.error("nobody destroys %d retired agents: %s", len(self._retired), error)
-            else:
-                self._reaper = reaper
+        if self._reaper is None:  # or none could be had when the last agent was retired
+            self._reaper = start_daemon(self._reap_until_none, "hicache-nixl-retired")

@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hicache_nixl import exit_gate
+from hicache_nixl.daemons import start_daemon
 from hicache_nixl.errors import DeadlineExceededError, TransferError
 from hicache_nixl.plugin_files import why_not_loaded
 from hicache_nixl.registrations import Descriptors, Registration, Registrations
@@ -352,16 +353,8 @@ class TransferEngine:
         )
         with self._lock:
             self._late.append((transfers, on_end))
-            if self._watcher is None:
-                watcher = threading.Thread(
-                    target=self._watch_late, name="hicache-nixl-late", daemon=True
-                )
-                try:
-                    watcher.start()
-                except RuntimeError as error:  # the next one that is late tries again
-                    logger.error("nobody watches %d late transfers: %s", len(self._late), error)
-                else:
-                    self._watcher = watcher
+            if self._watcher is None:  # or none could be had when the last one was late
+                self._watcher = start_daemon(self._watch_late, "hicache-nixl-late")
 
     def _watch_late(self) -> None:
         pause = _SHORT_WAIT_S

@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -37,18 +37,6 @@ HTML = b"<html><body>Bad gateway</body></html>"
 
 def soon(seconds: float = 10.0) -> float:
     return time.monotonic() + seconds
-
-
-@pytest.fixture(scope="module")
-def proxy(s3: S3Address) -> Iterator[FaultProxy]:
-    with FaultProxy(s3.port) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def faulty(proxy: FaultProxy) -> Iterator[FaultProxy]:
-    yield proxy
-    proxy.set()
 
 
 @pytest.fixture

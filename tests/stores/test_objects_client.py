@@ -50,20 +50,6 @@ def open_client(
         client.close()
 
 
-@pytest.fixture(scope="module")
-def proxy(s3: S3Address) -> Iterator[FaultProxy]:
-    with FaultProxy(s3.port) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def faulty(proxy: FaultProxy) -> Iterator[FaultProxy]:
-    """The proxy, well and at zero at the start."""
-    proxy.forget()
-    yield proxy
-    proxy.set()
-
-
 @pytest.fixture
 def prefix(request: pytest.FixtureRequest) -> str:
     return "".join(c if c.isalnum() else "-" for c in request.node.name)

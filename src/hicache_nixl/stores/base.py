@@ -13,11 +13,19 @@ import numpy as np
 import numpy.typing as npt
 
 from hicache_nixl.batch import Batch
+from hicache_nixl.errors import RegistrationError
 from hicache_nixl.identity import Namespace
 from hicache_nixl.mover import RecordMover
 
 Flags = npt.NDArray[np.bool_]
 Direction = Literal["read", "write"]
+
+
+def not_open(namespace: bytes) -> RegistrationError:
+    """The error for a namespace that was not made usable."""
+    return RegistrationError(
+        f"namespace {namespace.hex()[:12]} is not open; call open_namespace first"
+    )
 
 
 @dataclass(frozen=True)

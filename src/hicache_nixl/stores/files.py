@@ -27,11 +27,11 @@ import numpy as np
 import numpy.typing as npt
 
 from hicache_nixl import record
-from hicache_nixl.batch import Batch
+from hicache_nixl.batch import Batch, firsts
 from hicache_nixl.errors import RegistrationError, StoreError
 from hicache_nixl.identity import Namespace
 from hicache_nixl.mover import RecordMover
-from hicache_nixl.stores.base import CheckedPage, Direction, Flags, NamespaceUse, StoreUse
+from hicache_nixl.stores.base import CheckedPage, Direction, Flags, NamespaceUse, StoreUse, not_open
 from hicache_nixl.stores.directory import as_store_error
 from hicache_nixl.stores.files_admin import clear_namespace, namespace_use
 from hicache_nixl.stores.files_clock import FileClock
@@ -213,8 +213,8 @@ class FilesStore:
     ) -> Flags:
         """Store pages; see `Store`. What is there is not written again."""
         with self._using(batch.namespace, deadline) as files:
-            first_of = {key: i for i, key in reversed(list(enumerate(batch.keys)))}
-            rows = np.array(sorted(first_of.values()), np.int64)
+            first_rows = firsts(batch.keys)
+            rows = np.unique(first_rows)
             seen = self._crew.map(files.look, [batch.keys[i] for i in rows], deadline=deadline)
             stored = np.zeros(len(batch.keys), np.bool_)
             stored[rows] = [used_ns is not None for used_ns in seen]
@@ -238,9 +238,7 @@ class FilesStore:
                     used_ns,
                     deadline,
                 )
-            for i, key in enumerate(batch.keys):  # a key that the call names twice
-                stored[i] = stored[first_of[key]]
-            return stored
+            return stored[first_rows]
 
     def get(
         self, mover: RecordMover, batch: Batch, prefix: Sequence[bytes], *, deadline: float
@@ -368,9 +366,7 @@ class FilesStore:
             try:
                 files = self._spaces[namespace]
             except KeyError:
-                raise RegistrationError(
-                    f"namespace {namespace.hex()[:12]} is not open; call open_namespace first"
-                ) from None
+                raise not_open(namespace) from None
             self._busy += 1
         try:
             self._health.follow(files, deadline)

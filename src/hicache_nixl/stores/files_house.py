@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from hicache_nixl.pace import Pace
 from hicache_nixl.stores.files_clock import FileClock
 from hicache_nixl.stores.files_crew import Crew
 from hicache_nixl.stores.files_layout import FilesRoot, Owner
@@ -67,7 +68,7 @@ class Housekeeper:
         )
         self._sweeps = False
         self._told_at = 0.0
-        self._logged_at = -_TROUBLE_LOG_PAUSE_S
+        self._pace = Pace(_TROUBLE_LOG_PAUSE_S)
         self._changed = threading.Condition()
         self._rounds = 0
         self._hurry = False
@@ -167,7 +168,6 @@ class Housekeeper:
             work()
             return True
         except Exception as error:  # noqa: BLE001 - said below; without the thread nobody evicts
-            if time.monotonic() - self._logged_at >= _TROUBLE_LOG_PAUSE_S:
-                self._logged_at = time.monotonic()
+            if self._pace.allows():
                 logger.warning("%s is not looked after for now: %s", self._root.directory, error)
             return False

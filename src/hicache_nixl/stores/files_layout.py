@@ -25,15 +25,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from hicache_nixl.errors import HiCacheNixlError, StoreError, StoreFormatError
-from hicache_nixl.identity import Namespace, namespace_from_manifest
+from hicache_nixl.errors import StoreError, StoreFormatError
+from hicache_nixl.identity import Namespace
 from hicache_nixl.stores.directory import (
     CHECK_FILE,
-    UNREADABLE,
     as_store_error,
     make_directory,
     write_json,
 )
+from hicache_nixl.stores.manifests import read_manifest
 
 logger = logging.getLogger(__name__)
 
@@ -280,13 +280,10 @@ class FilesRoot:
 def _read_manifest(path: Path) -> Namespace | None:
     """The namespace of a manifest; None if it is not there or is not right."""
     try:
-        namespace = namespace_from_manifest(json.loads(path.read_text()))
+        content = path.read_text()
     except FileNotFoundError:
         return None
-    except (*UNREADABLE, HiCacheNixlError) as error:
+    except (OSError, ValueError) as error:
         logger.warning("%s cannot be used: %s", path, error)
         return None
-    if namespace.digest.hex() != path.parent.name:
-        logger.warning("%s is the manifest of another namespace", path)
-        return None
-    return namespace
+    return read_manifest(content, path, path.parent.name)

@@ -21,16 +21,16 @@ import numpy as np
 import numpy.typing as npt
 
 from hicache_nixl import record
-from hicache_nixl.batch import Batch, ObjectNames, Outcome, Outcomes, WriteStamp
+from hicache_nixl.batch import Batch, ObjectNames, Outcome, Outcomes, WriteStamp, firsts
 from hicache_nixl.bucket import Bucket
 from hicache_nixl.credentials import CredentialResolver, Credentials
-from hicache_nixl.errors import RegistrationError, StagingShortageError, StoreError
+from hicache_nixl.errors import StagingShortageError, StoreError
 from hicache_nixl.identity import Namespace
 from hicache_nixl.mover import RecordMover
 from hicache_nixl.object_engine import ObjectEngine
 from hicache_nixl.pace import Pace
 from hicache_nixl.stores import objects_admin
-from hicache_nixl.stores.base import CheckedPage, Direction, Flags, NamespaceUse, StoreUse
+from hicache_nixl.stores.base import CheckedPage, Direction, Flags, NamespaceUse, StoreUse, not_open
 from hicache_nixl.stores.objects_client import BUCKET_AGE_S, ObjectClient
 from hicache_nixl.stores.objects_engines import EnginePlan
 from hicache_nixl.stores.objects_errors import NoAnswerError, NoBucketError, RefusedError
@@ -206,8 +206,8 @@ class ObjectsStore:
         one is, the others are looked for. What cannot be told to be there is written."""
         space = self._space(batch.namespace)
         self._trial.look_at_notes()
-        first_of = {key: i for i, key in reversed(list(enumerate(batch.keys)))}
-        rows = np.array(sorted(first_of.values()), np.int64)
+        first_rows = firsts(batch.keys)
+        rows = np.unique(first_rows)
         stored = np.zeros(len(batch.keys), np.bool_)
         keys = [batch.keys[i] for i in rows]
         for some in (slice(0, 1), slice(1, None)):
@@ -219,9 +219,7 @@ class ObjectsStore:
             stored[wanted] = self._write(
                 space, mover, batch.take(wanted), len(prefix) + wanted, deadline
             )
-        for i, key in enumerate(batch.keys):  # a key that the call names twice
-            stored[i] = stored[first_of[key]]
-        return stored
+        return stored[first_rows]
 
     def get(
         self,
@@ -270,9 +268,7 @@ class ObjectsStore:
         try:
             return self._spaces[namespace]
         except KeyError:
-            raise RegistrationError(
-                f"namespace {namespace.hex()[:12]} is not open; call open_namespace first"
-            ) from None
+            raise not_open(namespace) from None
 
     def _where(self, batch: Batch) -> ObjectNames:
         return ObjectNames([self._names.page(batch.namespace, key) for key in batch.keys])

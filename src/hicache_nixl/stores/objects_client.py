@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from hicache_nixl.bucket import Bucket
 from hicache_nixl.credentials import CredentialResolver, Credentials
+from hicache_nixl.daemons import start_daemon
 from hicache_nixl.errors import StoreError
 from hicache_nixl.stores.objects_errors import (
     NoBucketError,
@@ -274,7 +275,7 @@ class ObjectClient:
             except StoreError as error:
                 logger.warning("%s", error)
 
-        threading.Thread(target=look, name="hicache-nixl-credentials", daemon=True).start()
+        start_daemon(look, "hicache-nixl-credentials")
 
     # -- the loop ---------------------------------------------------------------------------------
 

@@ -10,15 +10,11 @@ is left alone.
 """
 
 import json
-import logging
 import re
 
 from hicache_nixl.bucket import Bucket
-from hicache_nixl.errors import HiCacheNixlError, StoreError, StoreFormatError
-from hicache_nixl.identity import Namespace, namespace_from_manifest
-from hicache_nixl.stores.directory import UNREADABLE
-
-logger = logging.getLogger(__name__)
+from hicache_nixl.errors import StoreError, StoreFormatError
+from hicache_nixl.identity import Namespace
 
 FORMAT = 1
 KIND = "objects"
@@ -80,16 +76,3 @@ def check_marker(content: bytes, bucket: Bucket) -> None:
 
 def manifest_content(namespace: Namespace) -> bytes:
     return json.dumps(namespace.manifest, indent=1, sort_keys=True).encode()
-
-
-def read_manifest(content: bytes, name: str, digest: str) -> Namespace | None:
-    """The namespace of a manifest; None if it is not right."""
-    try:
-        namespace = namespace_from_manifest(json.loads(content))
-    except (*UNREADABLE, HiCacheNixlError) as error:
-        logger.warning("%s cannot be used: %s", name, error)
-        return None
-    if namespace.digest.hex() != digest:
-        logger.warning("%s is the manifest of another namespace", name)
-        return None
-    return namespace

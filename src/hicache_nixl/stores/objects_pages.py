@@ -10,8 +10,9 @@ from collections.abc import Iterable, Iterator
 from hicache_nixl import record
 from hicache_nixl.identity import Namespace
 from hicache_nixl.stores.base import CheckedPage, NamespaceUse
+from hicache_nixl.stores.manifests import read_manifest
 from hicache_nixl.stores.objects_client import Listed, ObjectClient
-from hicache_nixl.stores.objects_layout import Names, read_manifest
+from hicache_nixl.stores.objects_layout import Names
 from hicache_nixl.stores.whole_record import trailer_of
 
 logger = logging.getLogger(__name__)

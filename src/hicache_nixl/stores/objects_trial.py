@@ -6,11 +6,11 @@ manifests of namespaces; and the probe object.
 
 import contextlib
 import secrets
-import threading
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from hicache_nixl.daemons import start_daemon
 from hicache_nixl.errors import DeadlineExceededError, StoreError, TransferError
 from hicache_nixl.stores.objects_client import ObjectClient
 from hicache_nixl.stores.objects_errors import no_answer
@@ -99,7 +99,7 @@ class Trial:
             with contextlib.suppress(StoreError):  # calls tell of trouble with the bucket
                 self._keep_notes(time.monotonic() + _LOOK_S)
 
-        threading.Thread(target=look, name="hicache-nixl-notes", daemon=True).start()
+        start_daemon(look, "hicache-nixl-notes")
 
     def explain_write(self, deadline: float, *, nbytes: int = NBYTES) -> None:
         """No page, of `nbytes` bytes, was written through NIXL: raises, with the reason if one

@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 
 from hicache_nixl import record
-from hicache_nixl.batch import Batch, Outcome, Outcomes
+from hicache_nixl.batch import Batch, Outcome, Outcomes, firsts
 from hicache_nixl.errors import RegistrationError, StoreError
 from hicache_nixl.identity import Namespace
 from hicache_nixl.mover import RecordMover
@@ -232,13 +232,12 @@ class SlabStore:
             number = opening.number(batch.namespace)
             there = opening.index.locate(number, batch.keys)
             stored = np.array([key in there for key in batch.keys], np.bool_)
-            first_of = {key: i for i, key in reversed(list(enumerate(batch.keys)))}
-            wanted = sorted(i for key, i in first_of.items() if key not in there)
-            if not wanted:
+            first_rows = firsts(batch.keys)
+            rows = np.unique(first_rows[~stored])
+            if not len(rows):
                 opening.uses.note(number, [*prefix, *there])
                 self._keep_house(opening)
                 return stored
-            rows = np.array(wanted)
             write = SlabWrite(
                 opening, mover, batch.take(rows), number, len(prefix) + rows, deadline
             )
@@ -246,9 +245,7 @@ class SlabStore:
                 stored[rows] = write.run([*prefix, *there])
             finally:
                 self._keep_house(opening)
-            for i, key in enumerate(batch.keys):  # a key that the call names twice
-                stored[i] = stored[first_of[key]]
-            return stored
+            return stored[first_rows]
 
     def get(
         self, mover: RecordMover, batch: Batch, prefix: Sequence[bytes], *, deadline: float

@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from hicache_nixl.errors import RegistrationError, StoreError
+from hicache_nixl.errors import StoreError
 from hicache_nixl.identity import Namespace
-from hicache_nixl.stores.base import Direction
+from hicache_nixl.stores.base import Direction, not_open
 from hicache_nixl.stores.directory import read_block, write_and_read_back
 from hicache_nixl.stores.slab_index import SlabIndex
 from hicache_nixl.stores.slab_root import SlabRoot
@@ -134,9 +134,7 @@ class SlabOpening:
         try:
             return self._numbers[namespace]
         except KeyError:
-            raise RegistrationError(
-                f"namespace {namespace.hex()[:12]} is not open; call open_namespace first"
-            ) from None
+            raise not_open(namespace) from None
 
     # -- who is at work -----------------------------------------------------------------------
 
