@@ -16,7 +16,7 @@ PLUGINS = ("POSIX", "OBJ", "AZURE_BLOB", "GDS", "GDS_MT")
 SERVICES = ("s3", "sts", "sso", "sso-oidc")
 """What botocore needs for buckets and for every source of credentials."""
 
-_LIBRARY = re.compile(rb"\0(lib[\w.+-]{1,100}\.so[\w.]*)(?=\0)")
+_LIBRARY = re.compile(rb"\0(lib[\w.+-]{1,100}\.so[\w.-]*)(?=\0)")
 
 
 def named_libraries(program: Path) -> set[str]:
