@@ -8,6 +8,7 @@
 #
 # A bucket that nobody made is an error to whoever uses it, as with AWS.
 set -euo pipefail
+shopt -s inherit_errexit
 credentials=${S3_CREDENTIALS_FILE:-/run/secrets/s3}
 state=/tmp/objectstore
 mkdir -p "$state"
@@ -38,13 +39,15 @@ if [ -n "${S3_READER_FILE:-}" ]; then
 fi
 (umask 077 && printf '{"identities":[%s]}' "$identities" >"$state/s3.json")
 
+shell() { weed shell -master=127.0.0.1:9333 <<<"$1" 2>/dev/null; }
+
 make_buckets() {
-    local bucket
-    until weed shell -master=127.0.0.1:9333 <<<"s3.bucket.list" >"$state/shell.log" 2>&1; do
+    local there bucket
+    until there=$(shell s3.bucket.list | awk '{ print $1 }'); do
         sleep 0.5
     done
     for bucket in ${S3_BUCKETS:-}; do
-        weed shell -master=127.0.0.1:9333 <<<"s3.bucket.create -name $bucket" >>"$state/shell.log" 2>&1
+        grep -qx -- "$bucket" <<<"$there" || shell "s3.bucket.create -name $bucket" >/dev/null
         echo "objectstore: bucket $bucket is there"
     done
     touch "$state/ready"
