@@ -83,13 +83,16 @@ make_python() {
     have "$debian" make_debian
     say "making $python from $debian"
     # An environment in /usr/local has the original's places: python and pip in /usr/local/bin,
-    # packages in /usr/local/lib/python3.11/site-packages.
+    # packages in /usr/local/lib/python3.11/site-packages. Python's headers belong to the original,
+    # the libraries that Debian packs with them do not.
     docker build --quiet --tag "$python" --label "$label=mmdebstrap + Debian's python3" - \
         >/dev/null <<DOCKERFILE
 FROM $debian
 RUN apt-get update \\
  && apt-get install -y --no-install-recommends python3-venv \\
- && rm -rf /var/lib/apt/lists/* \\
+ && cd /tmp && apt-get download libpython3.11-dev \\
+ && dpkg --fsys-tarfile libpython3.11-dev_*.deb | tar -x -C / ./usr/include \\
+ && rm -rf /tmp/* /var/lib/apt/lists/* \\
  && python3 -m venv /usr/local
 ENV PYTHONUNBUFFERED=1
 CMD ["python3"]
