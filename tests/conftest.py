@@ -9,12 +9,22 @@ from collections.abc import Generator
 
 import pytest
 
+from containers.runs import Run
+
 MUST_RUN_IN_CI = ("docker", "engine")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # The long tests first: one that starts last is waited for by every other worker.
     items.sort(key=lambda item: item.get_closest_marker("engine") is None)
+
+
+def pytest_unconfigure() -> None:
+    # The last process of the run: every worker has ended, and nobody uses a container any more.
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        run = Run.current()
+        if run.directory.exists():
+            run.remove()
 
 
 @pytest.hookimpl(wrapper=True)
