@@ -60,11 +60,11 @@ def lose_memory(client: EngineClient) -> str:
     return "SIGKILL and restart"
 
 
-def tell(client: EngineClient, page: int, tolerance: float) -> bool:
+def tell(client: EngineClient, page: int, repeat: int, tolerance: float) -> bool:
     """Prompt, lose memory, prompt; prints the story. True when storage had it all."""
     client.wait_healthy(START_TIMEOUT)
     # Another prompt for each run: a store that is kept from the last one must not help.
-    prompt = f"{secrets.token_hex(8)} {TEXT}"
+    prompt = f"{secrets.token_hex(8)} {TEXT * repeat}"
     stored = client.stored_tokens()
     console.print(f"[bold]1. A prompt is computed by {client.url} and its pages are stored[/bold]")
     before = client.generate(prompt)
@@ -85,11 +85,15 @@ def main() -> int:
     parser.add_argument("url", help="where the server listens, for instance http://engine:30000")
     parser.add_argument("--page-size", type=int, default=16, help="tokens of a page (16)")
     parser.add_argument(
+        "--repeat", type=int, default=1, help="makes the prompt this many times as long (1)"
+    )
+    parser.add_argument(
         "--tolerance", type=float, default=0.0, help="how far log probabilities may differ (0)"
     )
     options = parser.parse_args()
     try:
-        passed = tell(EngineClient(options.url.rstrip("/")), options.page_size, options.tolerance)
+        client = EngineClient(options.url.rstrip("/"))
+        passed = tell(client, options.page_size, options.repeat, options.tolerance)
     except EngineError as error:
         console.print(str(error), markup=False)
         console.print("[bold red]FAIL[/bold red]: a step above did not succeed")

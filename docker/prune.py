@@ -1,4 +1,4 @@
-"""Remove from an environment what this project never loads: `prune.py SITE_PACKAGES`.
+"""Remove of some packages what this project never loads: `prune.py SITE_PACKAGES nixl botocore`.
 
 NIXL's wheel carries plug-ins for networks and GPUs and the libraries that only they need, its
 second copy of every plug-in, a CUDA library for expert parallelism, and examples. botocore
@@ -55,14 +55,15 @@ def prune_botocore(packages: Path) -> None:
             shutil.rmtree(place)
 
 
-def prune_tests(packages: Path) -> None:
+def prune_numpy(packages: Path) -> None:
     """Remove numpy's tests and its tools for Fortran."""
     for place in list((packages / "numpy").rglob("tests")):
         shutil.rmtree(place)
     shutil.rmtree(packages / "numpy" / "f2py")
 
 
+PRUNE = {"nixl": prune_nixl, "botocore": prune_botocore, "numpy": prune_numpy}
+
 if __name__ == "__main__":
-    site_packages = Path(sys.argv[1])
-    for prune in (prune_nixl, prune_botocore, prune_tests):
-        prune(site_packages)
+    for package in sys.argv[2:]:
+        PRUNE[package](Path(sys.argv[1]))
