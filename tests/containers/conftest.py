@@ -26,6 +26,20 @@ def connector_image(run: Run) -> str:
     return image
 
 
+@pytest.fixture(scope="session")
+def objectstore_image(run: Run) -> str:
+    """The S3 server's image, as `connector_image`."""
+    image: str = run.once("objectstore-image", lambda: harness.build("objectstore"))
+    return image
+
+
+@pytest.fixture(scope="session")
+def engine_image(run: Run) -> str:
+    """The CPU engine's image, as `connector_image`."""
+    image: str = run.once("engine-image", lambda: harness.build("sglang-cpu"))
+    return image
+
+
 @pytest.fixture
 def volume(run: Run) -> Iterator[str]:
     """A new named volume."""

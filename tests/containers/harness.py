@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from docker.models.containers import Container
+from engine_cpu.client import EngineClient
 from testcontainers.core.config import testcontainers_config
 from testcontainers.core.container import DockerContainer
 
@@ -148,6 +149,55 @@ class ConnectorContainer(ProjectContainer):
 def _child_command(child: Sequence[object]) -> list[str]:
     function, *arguments = child
     return ["python", "-m", "slab_children", str(function), json.dumps(arguments)]
+
+
+class EngineContainer(ProjectContainer):
+    """SGLang on a CPU with the connector on the store that the environment names."""
+
+    PORT = 30000
+    START_TIMEOUT = 400.0
+
+    def __init__(self, run: Run, image: str, store: str, **options: Any) -> None:
+        super().__init__(run, image, **options)
+        self.with_exposed_ports(self.PORT)
+        self.with_envs(HICACHE_NIXL_STORE=store, HICACHE_NIXL_STAGING="64MiB")
+
+    def client(self) -> EngineClient:
+        """A client of the server, once it is healthy; another one after each start."""
+        self.wait_healthy(self.START_TIMEOUT)
+        return EngineClient(
+            f"http://{self.get_container_host_ip()}:{self.get_exposed_port(self.PORT)}"
+        )
+
+
+class ObjectStoreContainer(ProjectContainer):
+    """An S3 server that knows one owner and one reader, and makes no bucket by itself."""
+
+    OWNER = ("test-owner", "secret-of-the-owner")
+    READER = ("test-reader", "secret-of-the-reader")
+    PORT = 9000
+
+    def __init__(self, run: Run, image: str, buckets: Sequence[str], **options: Any) -> None:
+        super().__init__(run, image, **options)
+        self.with_exposed_ports(self.PORT)
+        self.with_envs(
+            S3_BUCKETS=" ".join(buckets),
+            S3_CREDENTIALS_FILE="/secrets/owner",
+            S3_READER_FILE="/secrets/reader",
+        )
+        for name, keys in (("owner", self.OWNER), ("reader", self.READER)):
+            self.with_copy_into_container(_credentials(*keys), f"/secrets/{name}", 0o644)
+
+    @property
+    def url(self) -> str:
+        """Where this machine reaches it; another one after each start."""
+        return f"http://{self.get_container_host_ip()}:{self.get_exposed_port(self.PORT)}"
+
+
+def _credentials(access_key: str, secret_key: str) -> bytes:
+    return (
+        f"[default]\naws_access_key_id = {access_key}\naws_secret_access_key = {secret_key}\n"
+    ).encode()
 
 
 def build(image: str) -> str:
