@@ -88,6 +88,7 @@ install_compose() {
 install_buildx() {
     # Debian 12 and 13 have none, or one that is too old. A newer release's is a static binary; it is
     # unpacked, not installed, from the mirror that this machine uses, with apt's own signature check.
+    # The mirror may be a snapshot, whose age does not count.
     local release mirror apt
     release=$(. /etc/os-release && echo "$VERSION_CODENAME")
     mirror=$(apt-get indextargets --format '$(CODENAME) $(COMPONENT) $(REPO_URI)' |
@@ -103,7 +104,7 @@ Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
 SOURCES
     apt=(apt-get -qq -o Dir::Etc::sourcelist=/dev/null -o "Dir::Etc::sourceparts=$work/sources"
         -o "Dir::State::lists=$work/lists" -o "Dir::Cache=$work/cache"
-        -o APT::Sandbox::User=root)
+        -o APT::Sandbox::User=root -o Acquire::Check-Valid-Until=false)
     "${apt[@]}" update
     (cd "$work" && "${apt[@]}" download docker-buildx)
     dpkg-deb --extract "$work"/docker-buildx_*.deb "$work/buildx"

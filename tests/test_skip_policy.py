@@ -27,6 +27,7 @@ def test_known():
 
 @pytest.fixture
 def run_with_rules(pytester: pytest.Pytester) -> pytest.Pytester:
+    pytester.syspathinsert(RULES.parent)
     pytester.makeconftest(RULES.read_text(encoding="utf-8"))
     pytester.makeini(MARKERS)
     return pytester
