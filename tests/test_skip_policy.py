@@ -1,5 +1,6 @@
 """The rules of conftest.py about skipped tests."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -26,8 +27,9 @@ def test_known():
 
 
 @pytest.fixture
-def run_with_rules(pytester: pytest.Pytester) -> pytest.Pytester:
-    pytester.syspathinsert(RULES.parent)
+def run_with_rules(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    path = [str(RULES.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
     pytester.makeconftest(RULES.read_text(encoding="utf-8"))
     pytester.makeini(MARKERS)
     return pytester
