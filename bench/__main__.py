@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -23,7 +24,7 @@ _PLAIN_WIDTH = 110
 
 Directory = Annotated[Path, typer.Option("--dir", help="Disk to measure; left as it was found.")]
 Json = Annotated[Path | None, typer.Option("--json", help="Write every sample to this file.")]
-Quick = Annotated[bool, typer.Option("--quick", help="A look in under a minute.")]
+Quick = Annotated[bool, typer.Option("--quick", help="A look in a minute, objects in three.")]
 Rounds = Annotated[int | None, typer.Option(min=1, help="Rounds of each operation.")]
 
 
@@ -42,6 +43,8 @@ def measure(
 ) -> None:
     """Speed of this connector, SGLang's own NIXL connector, bare NIXL and fio, in one run.
 
+    Objects are measured at 256KiB and 2MiB in layer_first and page_first if not told otherwise.
+
     Example: python -m bench --pages 2MiB --layouts page_first --json speed.json --plot speed.png
     """
     if context.invoked_subcommand is not None:
@@ -51,12 +54,17 @@ def measure(
     default_pages = _QUICK_PAGES if quick else _PAGES
 
     def plan() -> Plan:
-        return (plans.quick_plan if quick else plans.full_plan)(
+        made = (plans.quick_plan if quick else plans.full_plan)(
             plans.parse_pages(pages or default_pages),
             plans.choose("layouts", layouts or default_layouts, plans.LAYOUTS),
             plans.choose("what", what or default_what, plans.WHAT),
             plans.choose("subjects", subjects, plans.SUBJECTS),
             rounds or (3 if quick else 5),
+        )
+        return replace(
+            made,
+            object_pages=made.pages if pages else plans.OBJECT_PAGES,
+            object_layouts=made.layouts if layouts else plans.OBJECT_LAYOUTS,
         )
 
     _run(plan, Outputs(directory, json, plot), opening=False)
@@ -99,8 +107,10 @@ def _run(make_plan: Callable[[], Plan], outputs: Outputs, *, opening: bool) -> N
 def _clean_environment() -> None:
     """Forget settings of the caller's shell that would redirect or retune a connector."""
     for name in list(os.environ):
-        if name.startswith(("HICACHE_NIXL_", "SGLANG_HICACHE_NIXL_")):
+        if name.startswith(("HICACHE_NIXL_", "SGLANG_HICACHE_NIXL_", "AWS_")):
             del os.environ[name]
+    for name in ("NO_PROXY", "no_proxy"):  # the S3 server of a run is on this machine
+        os.environ[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1")))
     # In-tree provokes an error on purpose at start; what matters arrives as an exception too.
     os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")
 

@@ -43,6 +43,8 @@ class Sample:
     nbytes: int = 0
     failed_pages: int = 0
     keys: int = 0
+    requests: int = 0
+    """What an S3 server was asked meanwhile."""
 
     @property
     def rate(self) -> float:
@@ -293,12 +295,17 @@ def time_exists(
     taken = []
     for number in range(calls):
         keys = questions[number % len(questions)]
-        expected = len(keys) if present else 0
-        start = time.perf_counter()
-        found = subject.exists(keys)
-        taken.append(time.perf_counter() - start)
-        if found != expected:
-            raise BenchError(
-                f"{subject.name}: exists says {found} of {len(keys)} keys, {expected} are stored"
-            )
+        taken.append(ask(subject, keys, len(keys) if present else 0))
     return statistics.median(taken)
+
+
+def ask(subject: Subject, keys: list[str], stored: int) -> float:
+    """Seconds of one `exists`; a `BenchError` where the answer is not `stored`."""
+    start = time.perf_counter()
+    found = subject.exists(keys)
+    seconds = time.perf_counter() - start
+    if found != stored:
+        raise BenchError(
+            f"{subject.name}: exists says {found} of {len(keys)} keys, {stored} are stored"
+        )
+    return seconds

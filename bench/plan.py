@@ -13,8 +13,10 @@ TRAILER = 4096
 _LEAST_SAMPLES = 4  # those read back must not be evicted
 _ITEM = 2  # bytes of a bfloat16
 LAYOUTS = ("layer_first", "page_first", "page_first_direct")
-WHAT = ("set", "get", "exists", "files", "modes", "large")
-SUBJECTS = ("ours", "v2", "files", "in-tree", "nixl", "fio")
+WHAT = ("set", "get", "exists", "files", "objects", "modes", "large")
+SUBJECTS = ("ours", "v2", "files", "objects", "in-tree", "nixl", "fio", "raw")
+OBJECT_SUBJECTS = ("objects", "in-tree", "nixl", "raw")
+OBJECT_PAGES, OBJECT_LAYOUTS = (256 * KIB, 2 * MIB), ("layer_first", "page_first")
 BATCH_PAGES = 128
 """Pages in one call, the batch SGLang's storage threads use."""
 
@@ -118,6 +120,8 @@ class Plan:
     exists_calls: int = 50
     large_pages: int = 300_000
     rebuild_slots: int = 100_000
+    object_pages: tuple[int, ...] = OBJECT_PAGES
+    object_layouts: tuple[str, ...] = OBJECT_LAYOUTS
 
     def batch_pages(self, page: int) -> int:
         """Pages per call: 128 as the engine does, fewer where `max_batch_bytes` forbids it."""
@@ -152,6 +156,9 @@ class Plan:
             cells.append(8 * 3 * self.sample_pages(page) * (page + TRAILER))
         if "large" in self.what:
             cells.append(large_bytes(self.large_pages))
+        if "objects" in self.what:
+            kept = self.rounds * sum(name in OBJECT_SUBJECTS for name in self.subjects)
+            cells += [kept * self.sample_pages(page) * page for page in self.object_pages]
         return (max(cells, default=0) + self.fio_file) * 11 // 10
 
     def modes_page(self) -> int:

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.plan import format_size
-from bench.report import RATES, Row, target_for
+from bench.report import RATES, target_for
+from bench.rows import Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

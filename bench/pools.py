@@ -120,6 +120,19 @@ class HostPages:
         outer = self.shape.layers if self.layout == "layer_first" else 1
         return words.reshape(2, outer, self.count, -1)
 
+    def copy_to(self, flat: npt.NDArray[np.uint8]) -> None:
+        """Put the pages back to back into `flat`, shape (pages, bytes)."""
+        self._flat_view(flat)[:] = self._by_page(self._words)
+
+    def copy_from(self, flat: npt.NDArray[np.uint8]) -> None:
+        """Take the pages back from where `copy_to` put them."""
+        self._by_page(self._words)[:] = self._flat_view(flat)
+
+    def _flat_view(self, flat: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
+        """`flat` in the axes of `_by_page`."""
+        kinds, outer, pages, words = self._by_page(self._words).shape
+        return flat.view(np.uint64).reshape(pages, kinds, outer, words).transpose(1, 2, 0, 3)
+
     def segments(self) -> tuple[npt.NDArray[np.uint64], int]:
         """Addresses of each page's memory segments, shape (pages, segments), and their length.
 

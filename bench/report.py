@@ -8,43 +8,20 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
-from rich import box
 from rich.table import Table
 
-from bench import files, large, modes
+from bench import files, large, modes, object_report
 from bench.measure import COLD, FRESH, STEADY, Sample
 from bench.plan import KIB, format_size
+from bench.rows import Row, Target, new_table, number, over, shown_mark
 
 RATES = (FRESH, STEADY, COLD)
 EXISTS_LIMIT, OPEN_LIMIT, REBUILD_LIMIT = 0.0005, 2.0, 15.0
 FILES_LIMIT, FILES_SLOW_LIMIT = 0.003, 0.040
 _NOISY = 1.5
-
-
-@dataclass(frozen=True)
-class Target:
-    """A figure to reach: `ours / fio` at least `ratio`, or seconds at most `seconds`."""
-
-    ratio: float | None = None
-    seconds: float | None = None
-
-    def reached(self, ratio: float | None, seconds: float | None) -> bool | None:
-        """None where the figure was not measured."""
-        if self.ratio is not None:
-            return None if ratio is None else ratio >= self.ratio
-        if self.seconds is not None:
-            return None if seconds is None else seconds <= self.seconds
-        return None
-
-    def __str__(self) -> str:
-        if self.ratio is not None:
-            return f"≥ {self.ratio:g} fio"
-        if self.seconds is None:
-            return ""
-        return f"≤ {self.seconds * 1e3:g} ms" if self.seconds < 1 else f"≤ {self.seconds:g} s"
 
 
 def target_for(operation: str, page: int) -> Target | None:
@@ -63,30 +40,7 @@ def target_for(operation: str, page: int) -> Target | None:
         return Target(seconds=OPEN_LIMIT)
     if operation == large.REBUILD:
         return Target(seconds=REBUILD_LIMIT)
-    return None
-
-
-@dataclass(frozen=True)
-class Row:
-    """One operation on one page size in one layout. GB/s, or seconds where nothing is moved."""
-
-    operation: str
-    page: int
-    layout: str
-    values: dict[str, float]
-    over_fio: float | None
-    over_in_tree: float | None
-    files_over_in_tree: float | None
-    target: str
-    reached: bool | None
-    noisy: bool
-    failed_pages: int
-    keys: int
-
-
-def ratio(of: float | None, to: float | None) -> float | None:
-    """`of / to`, None where either is missing or `to` is zero."""
-    return None if of is None or not to else of / to
+    return object_report.target_for(operation, page)
 
 
 def is_exists(operation: str) -> bool:
@@ -96,7 +50,7 @@ def is_exists(operation: str) -> bool:
 
 def moves_bytes(operation: str) -> bool:
     """Whether an operation is a bandwidth (else it is a time)."""
-    return operation in RATES or operation in modes.OPERATIONS
+    return operation in (*RATES, *modes.OPERATIONS, *object_report.RATES)
 
 
 def build_rows(samples: Sequence[Sample]) -> list[Row]:
@@ -115,12 +69,14 @@ def _row(operation: str, page: int, layout: str, group: dict[str, list[Sample]])
         for who, taken in group.items()
     }
     values = {who: statistics.median(figure) for who, figure in figures.items()}
-    ours, fio = values.get("ours"), figures.get("fio", [])
-    over_fio = ratio(ours, values.get("fio"))
-    over_in_tree = ratio(ours, values.get("in-tree"))
-    files_over_in_tree = ratio(values.get("files"), values.get("in-tree"))
+    over_fio = over(values.get("ours"), values.get("fio"))
+    over_raw = over(values.get("objects"), values.get("raw"))
+    ours, peer = values.get("ours"), "fio"
     if operation.startswith(files.LOCAL):  # of the files store alone, which is not an index
         ours = values.get("files")
+    elif object_report.is_ours(operation):
+        ours, peer = values.get("objects"), "raw"
+    device = figures.get(peer, [])
     target = target_for(operation, page)
     everything = [sample for taken in group.values() for sample in taken]
     return Row(
@@ -129,53 +85,49 @@ def _row(operation: str, page: int, layout: str, group: dict[str, list[Sample]])
         layout,
         values,
         over_fio,
-        over_in_tree,
-        files_over_in_tree,
+        over(values.get("ours"), values.get("in-tree")),
+        over(values.get("files"), values.get("in-tree")),
         "" if target is None else str(target),
-        None if target is None else target.reached(over_fio, ours),
-        bool(fio) and max(fio) > _NOISY * min(fio),
+        None if target is None else target.reached(over_raw if peer == "raw" else over_fio, ours),
+        rates and bool(device) and max(device) > _NOISY * min(device),
         sum(sample.failed_pages for sample in everything),
         max(sample.keys for sample in everything),
+        over_raw,
+        _requests(group),
     )
 
 
-def _mark(reached: bool | None) -> str:
-    return {True: "[green]reached[/]", False: "[red]not reached[/]", None: ""}[reached]
-
-
-def _number(value: float | None, digits: int = 2) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
-
-
-def _table(title: str, words: Sequence[str], figures: Sequence[str], target: bool = True) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-    for name in words:
-        table.add_column(name)
-    for name in figures:
-        table.add_column(name, justify="right", no_wrap=True)
-    if target:
-        table.add_column("target", no_wrap=True)
-    return table
+def _requests(group: dict[str, list[Sample]]) -> dict[str, float]:
+    """Of each subject that made any: for a page that was to be moved, or for a call."""
+    counted = {}
+    for who, taken in group.items():
+        if any(sample.requests for sample in taken):
+            counted[who] = statistics.median(
+                sample.requests / max(1, sample.nbytes // sample.page + sample.failed_pages)
+                for sample in taken
+            )
+    return counted
 
 
 def rate_table(operation: str, rows: Sequence[Row], subjects: Sequence[str]) -> Table:
     """GB/s of one operation beside the device."""
+    subjects = [name for name in subjects if any(name in row.values for row in rows)]
     goals = list(dict.fromkeys(row.target for row in rows if row.target))
     title = f"{operation}, GB/s" + (f" (target: {', '.join(goals)})" if goals else "")
     columns = (*subjects, "ours/fio", "ours/in-tree", "files/in-tree")
-    table = _table(title, ("page", "layout"), columns, target=bool(goals))
+    table = new_table(title, ("page", "layout"), columns, target=bool(goals))
     page = 0
     for row in rows:
         cells = [
             format_size(row.page) if row.page != page else "",
             row.layout,
-            *(_number(row.values.get(name)) for name in subjects),
-            ("~" if row.noisy else "") + _number(row.over_fio),
-            _number(row.over_in_tree, 1),
-            _number(row.files_over_in_tree, 1),
+            *(number(row.values.get(name)) for name in subjects),
+            ("~" if row.noisy else "") + number(row.over_fio),
+            number(row.over_in_tree, 1),
+            number(row.files_over_in_tree, 1),
         ]
         page = row.page
-        table.add_row(*cells, *([_mark(row.reached)] if goals else []))
+        table.add_row(*cells, *([shown_mark(row.reached)] if goals else []))
     return table
 
 
@@ -183,7 +135,7 @@ def exists_table(rows: Sequence[Row]) -> Table:
     """Milliseconds of one `exists` call."""
     columns = ("keys", "ours", "files", "in-tree", "in-tree/ours", "in-tree/files")
     title = f"exists, ms a call (target: {Target(seconds=EXISTS_LIMIT)})"
-    table = _table(title, ("keys are", "page", "layout"), columns)
+    table = new_table(title, ("keys are", "page", "layout"), columns)
     for row in rows:
         times = {who: seconds * 1e3 for who, seconds in row.values.items()}
         table.add_row(
@@ -191,19 +143,19 @@ def exists_table(rows: Sequence[Row]) -> Table:
             format_size(row.page),
             row.layout,
             str(row.keys),
-            _number(times.get("ours")),
-            _number(times.get("files")),
-            _number(times.get("in-tree")),
-            _number(ratio(times.get("in-tree"), times.get("ours")), 1),
-            _number(ratio(times.get("in-tree"), times.get("files")), 1),
-            _mark(row.reached),
+            number(times.get("ours")),
+            number(times.get("files")),
+            number(times.get("in-tree")),
+            number(over(times.get("in-tree"), times.get("ours")), 1),
+            number(over(times.get("in-tree"), times.get("files")), 1),
+            shown_mark(row.reached),
         )
     return table
 
 
 def files_table(rows: Sequence[Row]) -> Table:
     """Milliseconds of an `exists` of many keys on the files store."""
-    table = _table(
+    table = new_table(
         f"exists of {files.KEYS} keys, ms a call (slow: a call of the file system takes 1 ms)",
         ("keys are",),
         ("files", "in-tree", "in-tree/files", "at most"),
@@ -212,11 +164,11 @@ def files_table(rows: Sequence[Row]) -> Table:
         times = {who: seconds * 1e3 for who, seconds in row.values.items()}
         table.add_row(
             row.operation.removeprefix(files.LOCAL).strip(" ,"),
-            _number(times.get("files")),
-            _number(times.get("in-tree")),
-            _number(ratio(times.get("in-tree"), times.get("files")), 1),
+            number(times.get("files")),
+            number(times.get("in-tree")),
+            number(over(times.get("in-tree"), times.get("files")), 1),
             row.target.removeprefix("≤ "),
-            _mark(row.reached),
+            shown_mark(row.reached),
         )
     return table
 
@@ -224,22 +176,22 @@ def files_table(rows: Sequence[Row]) -> Table:
 def modes_table(rows: Sequence[Row]) -> Table:
     """GB/s of each way to reach the disk."""
     title = f"GB/s by mode, pages of {format_size(rows[0].page)}, {rows[0].layout}"
-    table = _table(title, ("connector and mode",), [row.operation for row in rows], target=False)
+    table = new_table(title, ("connector and mode",), [row.operation for row in rows], target=False)
     for who in rows[0].values:
-        table.add_row(who, *(_number(row.values.get(who)) for row in rows))
+        table.add_row(who, *(number(row.values.get(who)) for row in rows))
     return table
 
 
 def open_table(rows: Sequence[Row]) -> Table:
     """Seconds to open and to rebuild."""
-    table = _table("opening a store, s", ("operation",), ("pages", "ours", "at most"))
+    table = new_table("opening a store, s", ("operation",), ("pages", "ours", "at most"))
     for row in rows:
         table.add_row(
             row.operation,
             f"{row.keys:,}",
-            _number(row.values.get("ours")),
+            number(row.values.get("ours")),
             row.target.removeprefix("≤ "),
-            _mark(row.reached),
+            shown_mark(row.reached),
         )
     return table
 
@@ -262,7 +214,7 @@ def tables(rows: Sequence[Row], subjects: Sequence[str]) -> list[Table]:
     ):
         if chosen := [row for row in rows if row.operation in group]:
             made.append(make(chosen))
-    return made
+    return [*made, *object_report.tables(rows)]
 
 
 def verdict(rows: Sequence[Row]) -> str:
@@ -274,7 +226,9 @@ def verdict(rows: Sequence[Row]) -> str:
             f"{sum(row.reached is True for row in judged)} of {len(judged)} targets reached"
         )
     if noisy := sum(row.noisy for row in rows):
-        parts.append(f"~ ({noisy} rows): fio's own rounds differ by more than {_NOISY:g} times")
+        parts.append(
+            f"~ ({noisy} rows): the device's own rounds differ by more than {_NOISY:g} times"
+        )
     if failed := sum(row.failed_pages for row in rows):
         parts.append(f"{failed} pages failed and are not counted as bytes")
     return "; ".join(parts)

@@ -21,6 +21,7 @@ from rich.progress import TimeElapsedColumn as Elapsed
 from bench.disk import PageCache, describe_machine, workspace
 from bench.fio import Fio, fio_version
 from bench.plan import MIB, BenchError, Plan, format_size, large_bytes, shape_of
+from bench.s3_server import check_server_parts
 
 if TYPE_CHECKING:
     from bench.measure import Sample
@@ -45,6 +46,8 @@ def run(plan: Plan, outputs: Outputs, console: Console, *, opening: bool) -> Non
     """
     # torch and SGLang take seconds to import: check the cheap things first.
     fio = "" if opening or "fio" not in plan.subjects else fio_version()
+    if "objects" in plan.what and not opening:
+        check_server_parts()
     needed = 2 * large_bytes(plan.large_pages) if opening else plan.disk_needed()
     if outputs.plot is not None:
         _check_plot(plan)
@@ -107,13 +110,13 @@ def _measure(
     *,
     opening: bool,
 ) -> Iterator[Sample]:
-    from bench import files, large, measure, modes
+    from bench import files, large, measure, modes, objects
 
     numbers = measure.Numbers()
     cells = [(page, layout) for page in plan.pages for layout in plan.layouts]
     if opening or not {"set", "get", "exists"} & set(plan.what):
         cells = []
-    parts = [part for part in ("files", "modes", "large") if part in plan.what]
+    parts = [part for part in ("files", "objects", "modes", "large") if part in plan.what]
     extra = ["open"] if opening else parts
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(20))
     with Progress(
@@ -145,6 +148,8 @@ def _measure(
                     yield from files.run_files(plan, here, numbers, steps(part))
                 else:
                     notes.append("files: --subjects leaves it out")
+            elif part == "objects":
+                yield from objects.run_objects(plan, here, numbers, steps(part))
             elif "ours" not in plan.subjects:
                 notes.append(f"{part}: it measures ours, which --subjects leaves out")
             elif part == "large":

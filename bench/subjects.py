@@ -67,7 +67,8 @@ def preload() -> None:
         ) from error
 
 
-def _storage_config(host: HostPages, extra: dict[str, object]) -> Any:
+def storage_config(host: HostPages, extra: dict[str, object]) -> Any:
+    """What SGLang hands a connector: one rank, and the extra configuration."""
     from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
 
     return HiCacheStorageConfig(
@@ -92,7 +93,7 @@ def _no_prefix() -> Any:
     return HiCacheStorageExtraInfo(prefix_keys=[])
 
 
-class _Connector:
+class ConnectorSubject:
     """The calls both connectors share."""
 
     name = ""
@@ -124,7 +125,7 @@ class _Connector:
         connector.register_mem_pool_host(host.pool)
 
 
-class InTree(_Connector):
+class InTree(ConnectorSubject):
     """SGLang's NIXL connector: one or two files per page, no budget."""
 
     name = "in-tree"
@@ -142,7 +143,7 @@ class InTree(_Connector):
         }
         self._directory = directory
         try:
-            connector = HiCacheNixl(_storage_config(host, extra), file_path=str(directory))
+            connector = HiCacheNixl(storage_config(host, extra), file_path=str(directory))
         except RuntimeError as error:
             raise BenchError(f"in-tree ({self._mode.label}): {error}") from error
         self._adopt(connector, host)
@@ -155,7 +156,7 @@ class InTree(_Connector):
                     Path(parent, name).unlink()
 
 
-class Ours(_Connector):
+class Ours(ConnectorSubject):
     """This project's connector on a slab store, payload checksums verified."""
 
     name = "ours"
@@ -168,23 +169,29 @@ class Ours(_Connector):
             raise BenchError(
                 f"hicache_nixl cannot be imported ({error}): pip install -e ."
             ) from error
-        directory.mkdir(parents=True, exist_ok=True)
         extra: dict[str, object] = {
             "backend_name": "hicache_nixl",
             "module_path": "hicache_nixl",
             "class_name": "HiCacheNixlConnector",
             "interface_v1": 1,
-            "store": f"{self.scheme}://{directory.resolve()}",
-            "capacity": capacity,
             "verify": "full",
-            "use_direct_io": self._mode.direct,
-            "queue": self._mode.queue,
+            **self.store_settings(directory, capacity),
         }
         try:
-            connector = HiCacheNixlConnector(_storage_config(host, extra), {})
+            connector = HiCacheNixlConnector(storage_config(host, extra), {})
             self._adopt(connector, host)
         except HiCacheNixlError as error:
             raise BenchError(f"{self.name} ({self._mode.label}): {error}") from error
+
+    def store_settings(self, directory: Path, capacity: int) -> dict[str, object]:
+        """Where the store is and how it is reached."""
+        directory.mkdir(parents=True, exist_ok=True)
+        return {
+            "store": f"{self.scheme}://{directory.resolve()}",
+            "capacity": capacity,
+            "use_direct_io": self._mode.direct,
+            "queue": self._mode.queue,
+        }
 
     @staticmethod
     def drop_index(directory: Path) -> int:

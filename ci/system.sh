@@ -34,6 +34,12 @@ has_ninja() { command -v ninja >/dev/null; }
 has_openssl_header() {
     has_compiler && echo '#include <openssl/sha.h>' | g++ -E -x c++ - >/dev/null 2>&1
 }
+has_openssl() { command -v openssl >/dev/null; }
+# What is below is used as root alone: the tests of failing disks skip without.
+is_root() { [ "$(id -u)" = 0 ]; }
+has_util_linux() { ! is_root || { command -v setpriv && command -v fsfreeze && command -v unshare; } >/dev/null; }
+has_mount() { ! is_root || { command -v mount && command -v losetup; } >/dev/null; }
+has_e2fsprogs() { ! is_root || { command -v mkfs.ext4 && command -v e2fsck; } >/dev/null; }
 has_fio() { [ "${FIO:-0}" != 1 ] || command -v fio >/dev/null; }
 
 # test | Debian package | what it is
@@ -44,6 +50,10 @@ has_python_header|python3-dev|the header Python.h
 has_compiler|g++|a C++ compiler
 has_ninja|ninja-build|ninja
 has_openssl_header|libssl-dev|the header openssl/sha.h
+has_openssl|openssl|openssl
+has_util_linux|util-linux|setpriv, fsfreeze or unshare
+has_mount|mount|mount or losetup
+has_e2fsprogs|e2fsprogs|mkfs.ext4 or e2fsck
 has_fio|fio|fio
 '
 

@@ -7,6 +7,7 @@ overlapping memory, transfers released in flight, memory that nobody registered.
 import ctypes
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from unittest import mock
 import numpy as np
 import numpy.typing as npt
 
+from hicache_nixl.object_engine import ObjectEngine
 from hicache_nixl.transfer import TransferEngine
 from support import Bytes
 
@@ -27,7 +29,8 @@ class Fate:
 
     `end`: "done", "raise" (from the check), "err" (the value), "refuse" (from the start), or "hang"
     (until `FakeAgent.let_go`, then done). `delay`: seconds until it ends. `moved`: how many extents
-    are moved if it ends badly. `damage`: one bit of what was moved is wrong.
+    are moved if it ends badly. `damage`: one bit of what was moved is wrong. A read of an object
+    that ends badly leaves the server's message in memory, if anything is moved.
     """
 
     end: str = "done"
@@ -50,7 +53,7 @@ class Handle:
     state: str = "new"  # new, flying, ended, released
 
 
-@dataclass
+@dataclass(eq=False)
 class FakeAgent:
     """Files are arrays, by file descriptor. `fates` gives the fate of each transfer in turn."""
 
@@ -162,3 +165,131 @@ def fake_engine(
         engine.close()
     assert drained, "transfers are left in flight"
     assert not agent.trouble, agent.trouble
+
+
+ERROR_BODY = b'<?xml version="1.0" encoding="UTF-8"?><Error><Code>NoSuchKey</Code></Error>'
+
+
+@dataclass
+class FakeBucket:
+    """Objects by name, behind as many agents as are made. `fates` gives those of the next transfers
+    of an object; all others are done at once, or fail if the object is not there."""
+
+    objects: dict[str, bytes] = field(default_factory=dict)
+    fates: dict[str, list[Fate]] = field(default_factory=dict)
+    refuses: bool = False
+    """No more agents can be made."""
+    trouble: list[str] = field(default_factory=list)
+    made: list[dict[str, str]] = field(default_factory=list)
+    """The parameters of each agent."""
+    asked: list[str] = field(default_factory=list)
+    """The object of each transfer."""
+    agents: "weakref.WeakSet[FakeObjectAgent]" = field(default_factory=weakref.WeakSet)
+    flying: list[Handle] = field(default_factory=list)
+    released: threading.Event = field(default_factory=threading.Event)
+
+    def agent(self, *_: object) -> "FakeObjectAgent":
+        agent = FakeObjectAgent({}, Fate, bucket=self)
+        agent.released = self.released
+        self.agents.add(agent)
+        return agent
+
+    def let_go(self) -> None:
+        """Let transfers that hang end, now and later."""
+        self.released.set()
+
+
+@dataclass(eq=False)
+class FakeObjectAgent(FakeAgent):
+    """An agent of NIXL's OBJ plug-in."""
+
+    bucket: FakeBucket = field(default_factory=FakeBucket)
+    names: dict[int, str] = field(default_factory=dict)
+    """Of the objects that are registered."""
+
+    def __del__(self) -> None:
+        if any(handle.state == "flying" for handle in self.handles):
+            self.bucket.trouble.append("an agent is destroyed with transfers in flight")
+
+    def get_plugin_list(self) -> list[str]:
+        return ["OBJ", "AZURE_BLOB"]
+
+    def create_backend(self, plugin: str, parameters: dict[str, str]) -> None:
+        if self.bucket.refuses:
+            raise BackendError("NIXL_ERR_BACKEND")
+        self.bucket.made.append(dict(parameters))
+
+    def register_memory(self, descriptors: object, backends: list[str]) -> object:
+        for _, _, device, name in descriptors:  # type: ignore[attr-defined]
+            if name:
+                if any(device in agent.names for agent in self.bucket.agents):
+                    self.bucket.trouble.append("two objects with one id")
+                self.names[device] = name
+        return descriptors
+
+    def deregister_memory(self, handle: object, backends: list[str]) -> None:
+        devices = {device for _, _, device, _ in handle}  # type: ignore[attr-defined]
+        for flying in self.handles:
+            if flying.state == "flying" and int(flying.file[0, 2]) in devices - {0}:
+                self.bucket.trouble.append("an object is deregistered in flight")
+        for device in devices - {0}:
+            del self.names[device]
+
+    def initialize_xfer(
+        self, operation: str, memory: Rows, file: Rows, name: str, backends: list[str]
+    ) -> Handle:
+        object_name = self.names[int(file[0, 2])]
+        self.bucket.asked.append(object_name)
+        fates = self.bucket.fates.get(object_name)
+        return Handle(operation, memory, file, fates.pop(0) if fates else Fate())
+
+    def transfer(self, handle: Handle) -> str:
+        for other in self.bucket.flying:
+            if other.state == "flying" and _overlap(other.memory, handle.memory):
+                self.bucket.trouble.append("two transfers in flight share memory")
+        self.bucket.flying.append(handle)
+        return super().transfer(handle)
+
+    def _state(self, handle: Handle) -> str:
+        state = super()._state(handle)
+        missing = self.names.get(int(handle.file[0, 2])) not in self.bucket.objects
+        if state == "DONE" and missing:
+            self._fill(handle, ERROR_BODY)
+            raise BackendError("NIXL_ERR_BACKEND")
+        return state
+
+    def _move(self, handle: Handle, i: int) -> None:
+        name = self.names[int(handle.file[i, 2])]
+        if handle.operation == "WRITE":
+            address, nbytes, _ = (int(value) for value in handle.memory[i])
+            self.bucket.objects[name] = ctypes.string_at(address, nbytes)
+        elif handle.fate.end in ("done", "hang"):
+            self._fill(handle, self.bucket.objects.get(name, b""), handle.fate.damage)
+        else:
+            self._fill(handle, ERROR_BODY)
+
+    def _fill(self, handle: Handle, content: bytes, damage: bool = False) -> None:
+        """What is shorter than asked for leaves the rest of the memory as it is."""
+        address, nbytes, _ = (int(value) for value in handle.memory[0])
+        content = content[:nbytes]
+        if damage and content:
+            content = bytes([content[0] ^ 4]) + content[1:]
+        ctypes.memmove(address, content, len(content))
+
+
+@contextmanager
+def fake_object_engine(
+    bucket: FakeBucket, parameters: dict[str, str] | None = None
+) -> Iterator[ObjectEngine]:
+    """A real engine over fake agents; at the end all transfers are let go, must end, and all agents
+    be destroyed."""
+    with mock.patch("nixl._api.nixl_agent", side_effect=bucket.agent):
+        engine = ObjectEngine("OBJ", parameters or {})
+        try:
+            yield engine
+        finally:
+            bucket.let_go()
+            drained = engine.drain(wait_s=30)
+            engine.close()
+    assert drained, "transfers are left in flight"
+    assert not bucket.trouble, bucket.trouble

@@ -189,7 +189,7 @@ class TestReport:
         for rates in ({"fio": [2.0]}, {"ours": [2.0]}):
             (row,) = self.report.build_rows(self.samples(self.measure.STEADY, **rates))
             assert (row.over_fio, row.reached) == (None, None)
-        assert self.report.ratio(1.0, 0.0) is None
+        assert self.report.over(1.0, 0.0) is None
 
     def test_a_device_that_wavers_is_marked(self) -> None:
         """fio rounds that differ by more than half make their row noisy."""

@@ -286,7 +286,7 @@ def test_storage_trouble_is_a_miss(
     pool = mha()
     connector = connect(pool)
     connector.batch_set_v1(keys(4), all_indices(pool, 4))
-    connector._tier.store._index.close()
+    connector._tier.store._opening.index.close()
     caplog.clear()
     for _ in range(3):
         assert connector.batch_exists(keys(4)) == 0

@@ -406,9 +406,9 @@ def test_an_evicted_page_of_a_sidecar(connect: Connect) -> None:
     connector = connect(host_pools)
     store_everything(connector, host_pools)
     namespace = connector._pools["indexer"].page_bytes.namespace.digest
-    store = connector._tier.store
-    number, key = store._number(namespace), bytes.fromhex(keys(PAGES)[6])
-    assert store._index.forget(number, list(store._index.locate(number, [key]).items())) == 1
+    opening = connector._tier.store._opening
+    number, key = opening.number(namespace), bytes.fromhex(keys(PAGES)[6])
+    assert opening.index.forget(number, list(opening.index.locate(number, [key]).items())) == 1
     needs = [ask("indexer"), ask("swa", TRAILING, 2)]
     result = connector.batch_exists_v2(keys(PAGES), needs)
     assert result.kv_hit_pages == 6
@@ -445,7 +445,7 @@ def test_storage_trouble_is_a_miss(connect: Connect, caplog: pytest.LogCaptureFi
     host_pools = hybrid()
     connector = connect(host_pools)
     store_everything(connector, host_pools)
-    connector._tier.store._index.close()
+    connector._tier.store._opening.index.close()
     caplog.clear()
     transfers = [move(name, pool, keys(2)) for name, pool in host_pools.items()]
     for _ in range(2):

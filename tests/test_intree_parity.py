@@ -19,31 +19,50 @@ import pools  # noqa: F401 - before SGLang
 from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import HybridCacheController
 from sglang.srt.mem_cache.storage.nixl.nixl_utils import NixlBackendConfig
 
-from configurations import PLUGIN_VARIABLE, load
+from configurations import PLUGIN_VARIABLE, STORAGE_DIR, load
+from hicache_nixl.bucket import Bucket
 from hicache_nixl.errors import SettingsError
 from hicache_nixl.intree_plugins import PARAMETERS, QUEUES, REFUSED_QUEUE
-from hicache_nixl.settings import Settings
+from hicache_nixl.settings import Settings, load_settings
 from hicache_nixl.sources import read_extra_config
 from hicache_nixl.units import parse_bool
 
 DIRECT_IO = "SGLANG_HICACHE_NIXL_USE_DIRECT_IO"
-OBJECT_STORES = ("obj", "azure_blob")
+OBJECTS = ("obj", "azure_blob")
+BUCKET = {"AWS_DEFAULT_BUCKET": "from-aws", "AZURE_STORAGE_CONTAINER_NAME": "from-azure"}
+ACCOUNT = {"AZURE_STORAGE_ACCOUNT_URL": "https://acct.blob.core.windows.net"}
 # In lower case: the in-tree connector activates a section in capitals and drops its parameters.
-NAMES = ("posix", "gds", "gds_mt", "3fs", "obj")
+NAMES = ("posix", "gds", "gds_mt", "3fs", *OBJECTS)
 
 truths = strategies.sampled_from([True, False, "true", "True", "false", "False"])
 odd_truths = truths | strategies.sampled_from(["yes", "TRUE", "on", 1, 0, None, "", "perhaps", 2])
 numbers = strategies.integers(64, 1 << 20) | strategies.integers(64, 1 << 20).map(str)
 odd_numbers = numbers | strategies.sampled_from([0, -1, 1.5, True, "many", "", None, "0x10"])
-ENUMS = {"mem_config": "dram", "scheme": "http"}
+TEXTS = {
+    "mount_point": ["/nvme0"],
+    "mem_config": ["dram"],
+    "scheme": ["http", "https"],
+    "req_checksum": ["required"],
+    "resp_checksum": ["required", "supported"],
+    "endpoint_override": ["http://minio:9000", "https://s3.example.org/", "minio:9000", ""],
+    "region": ["eu-west-1", ""],
+    "ca_bundle": ["/etc/ca.pem", ""],
+    "bucket": ["kv-cache", ""],
+    "container_name": ["kv-cache", ""],
+    "account_url": ["https://other.blob.core.windows.net", ""],
+    "type": ["dell", ""],
+}
+THREADS = strategies.integers(1, 64) | strategies.integers(1, 64).map(str)
 
 
 def values(name: str, odd: bool) -> strategies.SearchStrategy[Any]:
     """Values of the parameter `name`; among the odd ones are some that mean nothing."""
     if name in (*QUEUES, REFUSED_QUEUE, "use_virtual_addressing", "accelerated"):
         return odd_truths if odd else truths
-    if name in ("mount_point", "mem_config", "scheme", "req_checksum", "resp_checksum"):
-        return strategies.just(ENUMS.get(name, "required" if "checksum" in name else "/mnt/3fs"))
+    if name in TEXTS:
+        return strategies.sampled_from(TEXTS[name])
+    if name == "num_threads":
+        return THREADS
     return odd_numbers if odd else numbers
 
 
@@ -64,12 +83,18 @@ def sections(draw: strategies.DrawFn, odd: bool) -> dict[str, Any]:
 def configurations(draw: strategies.DrawFn, odd: bool) -> tuple[dict[str, Any], dict[str, str]]:
     """An extra config and an environment as somebody might write them for the in-tree connector."""
     config: dict[str, Any] = {}
+    environ: dict[str, str] = {}
     if draw(strategies.booleans()):
         config["plugin"] = draw(sections(odd))
     if "plugin" not in config or (odd and draw(strategies.booleans())):
-        flat = [n for p in ("posix", "gds", "gds_mt", "3fs") for n in sorted(PARAMETERS[p])]
-        for name in draw(strategies.lists(strategies.sampled_from(flat), max_size=3)):
+        owner = draw(strategies.sampled_from(NAMES))
+        flat = sorted(PARAMETERS[owner])
+        if odd:
+            flat += sorted(PARAMETERS["posix"])
+        for name in draw(strategies.lists(strategies.sampled_from(flat), max_size=4)):
             config[name] = draw(values(name, odd))
+        if draw(strategies.booleans()):
+            environ[PLUGIN_VARIABLE] = owner.upper()
     if draw(strategies.booleans()):
         config["use_direct_io"] = draw(strategies.booleans())
     for key, choices in {
@@ -79,9 +104,8 @@ def configurations(draw: strategies.DrawFn, odd: bool) -> tuple[dict[str, Any], 
     }.items():
         if draw(strategies.booleans()):
             config[key] = draw(choices)
-    environ = {}
-    if draw(strategies.booleans()):
-        names = ["POSIX", "GDS", "GDS_MT", "3FS", "OBJ", "auto"] + (
+    if PLUGIN_VARIABLE not in environ and draw(strategies.booleans()):
+        names = ["POSIX", "GDS", "GDS_MT", "3FS", "OBJ", "AZURE_BLOB", "auto"] + (
             ["posix", "pozix"] if odd else []
         )
         environ[PLUGIN_VARIABLE] = draw(strategies.sampled_from(names))
@@ -106,9 +130,64 @@ def in_tree(
         )
 
 
+def ours_of(config: dict[str, Any], environ: dict[str, str]) -> Settings:
+    """Our reading. Directories and buckets come from the environment, as in-tree has them."""
+    directories = {STORAGE_DIR: "/nvme0/kv"}
+    return load_settings(config, environ=directories | BUCKET | ACCOUNT | environ)
+
+
+def agrees_on_the_bucket(bucket: Bucket, plugin: str, parameters: dict[str, str]) -> None:
+    """Fail unless NIXL, with in-tree's `parameters`, would talk to this bucket in the same way."""
+    extra = dict(bucket.nixl)
+    if plugin == "azure_blob":
+        place = {
+            "container_name": bucket.name,
+            "account_url": bucket.endpoint,
+            "ca_bundle": bucket.ca_bundle,
+        }
+        defaults = {
+            "container_name": BUCKET["AZURE_STORAGE_CONTAINER_NAME"],
+            "account_url": ACCOUNT["AZURE_STORAGE_ACCOUNT_URL"],
+        }
+    else:
+        place = {
+            "bucket": bucket.name,
+            "endpoint_override": bucket.endpoint,
+            "region": bucket.region,
+            "use_virtual_addressing": str(bucket.virtual_addressing).lower(),
+            "ca_bundle": bucket.ca_bundle,
+        }
+        defaults = {
+            "bucket": BUCKET["AWS_DEFAULT_BUCKET"],
+            "region": "us-east-1",
+            "use_virtual_addressing": "false",
+        }
+        scheme = parameters.pop("scheme", "https")
+        endpoint = parameters.get("endpoint_override", "")
+        if endpoint and "://" not in endpoint:
+            parameters["endpoint_override"] = f"{scheme}://{endpoint}"
+    for name, value in place.items():
+        theirs = parameters.pop(name, defaults.get(name))
+        if name == "use_virtual_addressing" and theirs is not None:
+            theirs = theirs.lower()
+        if name == "endpoint_override" and theirs is not None:
+            theirs = theirs.rstrip("/")
+        assert value == theirs, name
+    if "accelerated" in parameters:
+        parameters["accelerated"] = parameters["accelerated"].lower()
+    assert extra == parameters
+
+
 def agrees(ours: Settings, theirs: tuple[str, dict[str, str], bool, dict[str, Any]]) -> None:
     """Fail unless both sides mean the same."""
     plugin, parameters, direct_io, cleaner = theirs
+    if plugin.lower() in OBJECTS:
+        assert ours.bucket is not None
+        given = {key: text for key, text in parameters.items() if text not in ("", "None")}
+        given.pop("active", None)
+        agrees_on_the_bucket(ours.bucket, plugin.lower(), given)
+        return
+    assert ours.bucket is None
     assert ours.plugin.upper() == plugin.upper()
     assert ours.use_direct_io == direct_io
     assert cleaner["low_watermark"] < cleaner["high_watermark"] or not cleaner["enabled"]
@@ -140,7 +219,7 @@ def test_alike_or_refused(written: tuple[dict[str, Any], dict[str, str]]) -> Non
     config, environ = written
     refused = ""
     try:
-        ours = load(config, environ)
+        ours = ours_of(config, environ)
     except SettingsError as error:
         refused = str(error)
     if refused:
@@ -152,22 +231,22 @@ def test_alike_or_refused(written: tuple[dict[str, Any], dict[str, str]]) -> Non
 @settings(max_examples=400, deadline=None)
 @given(configurations(odd=False))
 def test_what_makes_sense_is_accepted(written: tuple[dict[str, Any], dict[str, str]]) -> None:
-    """What the in-tree connector and NIXL's plug-ins for files can serve is accepted."""
+    """What the in-tree connector and NIXL's plug-ins can serve is accepted."""
     config, environ = written
     try:
         theirs = in_tree(config, environ)
     except UnboundLocalError:  # a map in which nothing is active
         with pytest.raises(SettingsError, match="none is active"):
-            load(config, environ)
+            ours_of(config, environ)
         return
     plugin = theirs[0].lower()
     flags = [key for key in (*QUEUES, REFUSED_QUEUE) if theirs[1].get(key, "").lower() == "true"]
     foreign = set(theirs[1]) - {"active", *PARAMETERS["posix" if plugin == "auto" else plugin]}
-    if plugin in OBJECT_STORES or REFUSED_QUEUE in flags or len(flags) > 1 or foreign:
+    if REFUSED_QUEUE in flags or len(flags) > 1 or foreign:
         with pytest.raises(SettingsError):
-            load(config, environ)
+            ours_of(config, environ)
         return
-    agrees(load(config, environ), theirs)
+    agrees(ours_of(config, environ), theirs)
 
 
 @pytest.mark.parametrize(

@@ -201,7 +201,7 @@ def test_refused_wishes(changes: dict[str, Any], words: list[str]) -> None:
         (STORE | {"interface_v1": 0}, ["interface_v1 must be 1"]),
         (STORE | {"hicache_storage_pass_prefix_keys": False}, ["must be true"]),
         (STORE | {"prefetch_threshold": float("nan")}, ["JSON"]),
-        (STORE | {"secret_key": "hush"}, ["secret_key is a credential"]),
+        (STORE | {"secret_key": "hush"}, ["secret_key", "is a credential"]),
     ],
 )
 def test_refused_settings(source: dict[str, Any], words: list[str]) -> None:

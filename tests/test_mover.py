@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,7 @@ from fake_nixl import FakeAgent, Fate, fake_engine
 from hicache_nixl import record
 from hicache_nixl.batch import Batch, Extents, Outcome, WriteStamp
 from hicache_nixl.errors import RegistrationError
+from hicache_nixl.loan import Loan
 from hicache_nixl.memory import allocate
 from hicache_nixl.mover import MoverCounters, RecordMover
 from hicache_nixl.record import ALIGNMENT, TRAILER_BYTES
@@ -66,8 +68,9 @@ class Records:
             np.full(count, self.descriptor, np.int64), np.arange(count, dtype=np.int64) * self.size
         )
 
-    def _batch(self, numbers: Numbers, keys: list[bytes] | None) -> Batch:
-        return Batch(self.pool.geometry, numbers, keys or page_keys(len(numbers)), NAMESPACE)
+    def _batch(self, numbers: Numbers, keys: list[bytes] | None, loan: Loan | None) -> Batch:
+        keys = keys or page_keys(len(numbers))
+        return Batch(self.pool.geometry, numbers, keys, NAMESPACE, loan or Loan())
 
     def write(
         self,
@@ -76,9 +79,10 @@ class Records:
         seconds: float = 30.0,
         holding: Holding | None = None,
         keys: list[bytes] | None = None,
+        loan: Loan | None = None,
     ) -> list[int]:
         outcomes: list[int] = self.mover.write(
-            self._batch(numbers, keys),
+            self._batch(numbers, keys, loan),
             self._extents(len(numbers)),
             WriteStamp(self.generation, b"w" * 16, np.arange(len(numbers))),
             deadline=time.monotonic() + seconds,
@@ -93,9 +97,10 @@ class Records:
         seconds: float = 30.0,
         holding: Holding | None = None,
         keys: list[bytes] | None = None,
+        loan: Loan | None = None,
     ) -> list[int]:
         outcomes: list[int] = self.mover.read(
-            self._batch(numbers, keys),
+            self._batch(numbers, keys, loan),
             self._extents(len(numbers)),
             np.full(len(numbers), self.generation, np.uint64),
             deadline=time.monotonic() + seconds,
@@ -541,6 +546,109 @@ def test_late_transfers_that_hold_all_staging_delay_others_only_until_they_end()
             assert not waiting.done()
             sim.let_go()
             assert waiting.result(timeout=30) == [GOOD] * 4
+
+
+# -- loans --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("segment_bytes", [BIG, 1300])
+def test_a_call_whose_loan_is_over_touches_nothing(tmp_path: Path, segment_bytes: int) -> None:
+    """Neither host pages nor the medium, in place and through staging."""
+    pool = host_pool(1, 12, 3, segment_bytes)
+    with records_of(tmp_path, pool, 6) as (records, _, path):
+        assert records.write(np.arange(6)) == [GOOD] * 6
+        pool.fill(2)
+        content, memory = path.read_bytes(), pool.memory.copy()
+        loan = Loan()
+        loan.end()
+        assert records.write(np.arange(6), loan=loan) == [FAILED] * 6
+        assert records.read(np.arange(6, 12), loan=loan) == [FAILED] * 6
+        assert path.read_bytes() == content
+        assert np.array_equal(pool.memory, memory)
+
+
+@pytest.mark.parametrize(("segment_bytes", "outcome"), [(BIG, FAILED), (1300, GOOD)])
+def test_a_write_whose_loan_ends_on_the_way(segment_bytes: int, outcome: Outcome) -> None:
+    """In place, host pages may have changed before they were read: the page is not GOOD. Through
+    staging it was copied while it was on loan: it is, and holds those bytes. Nothing is begun
+    afterwards."""
+    pool = host_pool(1, 32, 2, segment_bytes)
+    expected = pool.pages(np.arange(16))
+    with simulated(pool, 16, writes=in_turn(*[HANGS] * 3)) as sim:
+        loan = Loan()
+        writing_agent = sim.agents[1]
+        with ThreadPoolExecutor(1) as executor:
+            writing = executor.submit(sim.records.write, np.arange(16), loan=loan)
+            while len(writing_agent.handles) < 3:
+                time.sleep(0.001)
+            loan.end()  # does not wait: nothing is written into host pages
+            pool.fill(2)
+            sim.let_go()
+            assert writing.result(timeout=30) == [outcome] * 12 + [FAILED] * 4
+        assert len(writing_agent.handles) == 3
+        read = sim.records.read(np.arange(16, 32))
+        for i, found in enumerate(read):
+            assert found != GOOD or pool.page(16 + i) == expected[i]
+        assert read[:12] == ([GOOD] if outcome == GOOD else [FOREIGN]) * 12
+
+
+def test_a_read_through_staging_whose_loan_ends_on_the_way() -> None:
+    """What comes afterwards stays in staging; the end of the loan waits for nothing."""
+    pool = host_pool(1, 32, 2, 1300)
+    with simulated(pool, 16, reads=in_turn(*[HANGS] * 3)) as sim:
+        assert sim.records.write(np.arange(16)) == [GOOD] * 16
+        loan = Loan()
+        with ThreadPoolExecutor(1) as executor:
+            reading = executor.submit(sim.records.read, np.arange(16, 32), loan=loan)
+            while len(sim.agents[0].handles) < 3:
+                time.sleep(0.001)
+            loan.end()
+            before = pool.memory.copy()
+            sim.let_go()
+            assert reading.result(timeout=30) == [FAILED] * 16
+        assert np.array_equal(pool.memory, before)
+
+
+def test_a_read_in_place_holds_its_loan_until_it_has_ended() -> None:
+    """Its pages can be taken back only when the kernel has written the last byte into them; parts
+    that were not begun are not."""
+    pool = host_pool(1, 32, 2, BIG)
+    with simulated(pool, 16, reads=in_turn(*[HANGS] * 3)) as sim:
+        assert sim.records.write(np.arange(16)) == [GOOD] * 16
+        loan = Loan()
+        with ThreadPoolExecutor(2) as executor:
+            reading = executor.submit(sim.records.read, np.arange(16, 32), loan=loan)
+            while len(sim.agents[0].handles) < 3:
+                time.sleep(0.001)
+            ending = executor.submit(loan.end)
+            time.sleep(0.05)
+            assert not ending.done()
+            sim.let_go()
+            ending.result(timeout=30)
+            after = pool.memory.copy()
+            assert reading.result(timeout=30) == [FAILED] * 16
+        assert len(sim.agents[0].handles) == 3
+        assert np.array_equal(pool.memory, after)
+
+
+@pytest.mark.parametrize("segment_bytes", [BIG, 1300])
+def test_a_read_gives_its_loan_back(tmp_path: Path, segment_bytes: int) -> None:
+    """After good, damaged, failed and unexpected ends alike, the loan can end at once."""
+    pool = host_pool(1, 24, 3, segment_bytes)
+    loan = Loan()
+    with records_of(tmp_path, pool, 12) as (records, _, path):
+        assert records.write(np.arange(12), loan=loan) == [GOOD] * 12
+        flip_a_payload_bit(path, records.size)
+        cut_short(path, records.size)
+        outcomes = records.read(np.arange(12, 24), loan=loan)
+        assert (outcomes[6], outcomes[11]) == (FOREIGN, FAILED)
+        with (
+            mock.patch.object(record, "check_trailers", side_effect=ZeroDivisionError),
+            pytest.raises(ZeroDivisionError),
+        ):
+            records.read(np.arange(12, 24), loan=loan)
+        with ThreadPoolExecutor(1) as executor:
+            executor.submit(loan.end).result(timeout=30)
 
 
 fates = st.builds(

@@ -45,6 +45,21 @@ def test_which_pools_move_in_place(
     assert placement.staging_bytes == (TRAILER_BYTES if in_place else placement.record_bytes)
 
 
+def test_where_all_is_staged_nothing_moves_in_place() -> None:
+    """Whatever the geometry, a record is one extent of staging."""
+    placement = Placement(host_pool(1, 2, 2, BIG).geometry, direct_io=False, always_staged=True)
+    assert not placement.in_place
+    lease = StagingArena(allocate(3 * placement.staging_bytes)).lease(
+        3 * placement.staging_bytes, timeout=0
+    )
+    assert lease is not None
+    size = placement.record_bytes
+    assert placement.staging_bytes == size == record.record_bytes(2 * BIG)
+    assert placement.staged_records(lease, 3).tolist() == [
+        [lease.address + i * size, size, 0] for i in range(3)
+    ]
+
+
 def placed(pool: HostPool, *, direct_io: bool = True) -> tuple[Placement, Lease, Batch, Extents]:
     placement = Placement(pool.geometry, direct_io=direct_io)
     arena = StagingArena(allocate(8 * placement.staging_bytes))
@@ -112,8 +127,9 @@ def test_a_filled_record_is_payload_zeros_and_trailer(segment_bytes: int) -> Non
     lease.view[:] = 0xEE
     placement.trailers(lease, 3)[:] = 0xCC
     placement.fill(lease, batch.numbers)
-    hashes = list(placement.payload_hashes(lease, batch.numbers))
-    assert hashes == [record.payload_hash(page) for page in pool.pages(batch.numbers)]
+    for which in (np.arange(3), np.array([2, 0]), np.array([], np.int64)):
+        hashes = list(placement.payload_hashes(lease, batch.numbers, which))
+        assert hashes == [record.payload_hash(page) for page in pool.pages(batch.numbers[which])]
     assert (placement.trailers(lease, 3) == 0xCC).all()
     staged = lease.view.reshape(3, -1)
     if not placement.in_place:

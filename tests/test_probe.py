@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hicache_nixl import probe, startup
+from hicache_nixl.io_choice import IoChoice
 from hicache_nixl.settings import load_settings
 
 
@@ -44,7 +45,7 @@ def test_block_names_what_matters(tier: startup.Tier, tmp_path: Path) -> None:
 
 def test_fallbacks_come_with_advice(tier: startup.Tier) -> None:
     """What was refused at start is in the block, with what would be better."""
-    tier.choice = startup.IoChoice(
+    tier.choice = IoChoice(
         "POSIX",
         "aio",
         {},

@@ -238,3 +238,23 @@ def test_the_format_is_pinned() -> None:
     # XXH3-64 of nothing and of three bytes, from the reference implementation
     assert record.payload_hash(b"") == 0x2D06800538D394C2
     assert record.payload_hash(b"abc") == 0x78AF5F94892F3950
+
+
+@pytest.mark.parametrize(
+    ("format_version", "intact", "later"),
+    [
+        (record.FORMAT_VERSION, True, False),
+        (record.FORMAT_VERSION + 1, True, True),
+        (record.FORMAT_VERSION + 256, True, True),
+        (record.FORMAT_VERSION + 1, False, False),
+    ],
+)
+def test_a_later_format_is_told_from_damage(format_version: int, intact: bool, later: bool) -> None:
+    """By magic, number and the trailer's own checksum; what is too short is neither."""
+    block = bytearray(bytes(ALIGNMENT) + written([bytes(32)]).tobytes())
+    trailer = memoryview(block)[-TRAILER_BYTES:]
+    trailer[8:12] = format_version.to_bytes(4, "little")
+    if intact:
+        trailer[-8:] = record.payload_hash(bytes(trailer[:-8])).to_bytes(8, "little")
+    assert record.is_of_later_format(bytes(block)) == later
+    assert not record.is_of_later_format(bytes(block[-TRAILER_BYTES:][1:]))

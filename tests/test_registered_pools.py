@@ -15,6 +15,8 @@ from hicache_nixl.identity import Namespace, identify
 from hicache_nixl.placement import Placement
 from hicache_nixl.registered_pools import PoolTable, StoredKeys
 
+DEADLINE = 7.0
+
 
 class NotingTier:
     """Takes every pool, knows which pages are stored, and notes what it is asked."""
@@ -26,15 +28,17 @@ class NotingTier:
         self.asked: list[str] = []
         self.staging = SimpleNamespace(nbytes=staging_bytes)
         self.mover = SimpleNamespace(placement=lambda g: Placement(g, direct_io=True))
-        self.store = self
+        self.guard = self
         self.open_namespace = self.opened.append
         self.register_pool = self.memory.append
 
-    def present(self, namespace: bytes, names: list[bytes]) -> Any:
+    def present(self, namespace: bytes, names: list[bytes], *, deadline: float) -> Any:
+        assert deadline == DEADLINE
         self.asked.append("present")
         return np.array([(namespace, name) in self.stored for name in names], np.bool_)
 
-    def exists(self, namespace: bytes, names: list[bytes]) -> int:
+    def exists(self, namespace: bytes, names: list[bytes], *, deadline: float) -> int:
+        assert deadline == DEADLINE
         self.asked.append("exists")
         return int(np.append([(namespace, name) in self.stored for name in names], False).argmin())
 
@@ -121,7 +125,7 @@ def test_a_pool_without_bytes() -> None:
     for indices, found in ((torch.arange(8), "8"), (None, "no")):
         with pytest.raises(RegistrationError, match=f"'kv': {found} host indices for 2 keys: pass"):
             kv.batch(keys(2), indices)
-    stored = StoredKeys(tier, known, keys(3))  # type: ignore[arg-type]
+    stored = StoredKeys(tier, known, keys(3), deadline=DEADLINE)  # type: ignore[arg-type]
     assert stored.leading_run("kv", 2) == 2
     assert stored.present("kv", 3).tolist() == [True] * 3
     assert tier.asked == []
@@ -137,7 +141,7 @@ def test_what_is_stored_is_asked_pool_by_pool() -> None:
     kv, swa = (namespace.digest for namespace in tier.opened)
     names = [bytes.fromhex(key) for key in keys(4)]
     tier.stored = {(kv, names[0]), (kv, names[1]), (kv, names[3]), (swa, names[1])}
-    stored = StoredKeys(tier, known, keys(4))  # type: ignore[arg-type]
+    stored = StoredKeys(tier, known, keys(4), deadline=DEADLINE)  # type: ignore[arg-type]
     assert stored.leading_run("kv", 4) == 2
     assert stored.leading_run("kv", 1) == 1
     assert stored.present("swa", 3).tolist() == [False, True, False]

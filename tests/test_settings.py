@@ -31,6 +31,14 @@ def test_defaults() -> None:
         "host_pool_allocator": False,
         "model_revision": None,
         "salt": None,
+        "credentials_file": None,
+        "profile": None,
+        "access_key": None,
+        "secret_key": None,
+        "session_token": None,
+        "connection_string": None,
+        "create_bucket": False,
+        "requests": None,
         "in_tree_directories": (),
         "notes": (),
     }
@@ -71,6 +79,10 @@ TYPICAL: dict[str, tuple[Any, Any]] = {
     "host_pool_allocator": ("1", True),
     "model_revision": ("r2", "r2"),
     "salt": ("blue", "blue"),
+    "credentials_file": ("/run/secrets/s3", "/run/secrets/s3"),
+    "profile": ("prod", "prod"),
+    "create_bucket": ("true", True),
+    "requests": ("32", 32),
 }
 
 
@@ -224,7 +236,18 @@ WRONG: list[tuple[str, Any, str]] = [
     ("queue", "posix_aio", "choose one of auto, uring, aio"),
     ("plugin", "pozix", "did you mean posix?"),
     ("plugin", ["posix"], "choose one of auto, posix"),
-    ("plugin", "OBJ", "serves object stores"),
+    ("plugin", "s3", "choose one of auto, posix"),
+    ("credentials_file", "keys.ini", "not the absolute name of a file"),
+    ("profile", 7, "write it in quotes"),
+    ("access_key", 7, "write it in quotes"),
+    ("secret_key", ["x"], "write it in quotes"),
+    ("session_token", " ", "nothing but spaces"),
+    ("connection_string", {"AccountKey": "x"}, "write it in quotes"),
+    ("create_bucket", "perhaps", "write true or false"),
+    ("requests", 0, "from 1 to 1024"),
+    ("requests", "many", '"auto"'),
+    ("requests", True, "from 1 to 1024"),
+    ("requests", 1.5, "from 1 to 1024"),
     ("hugepages", "maybe", "choose one of off, prefer, required"),
     ("hugepages", True, "choose one of off, prefer, required"),
     ("hugepage_size", "4MB", 'write "2MB" or "1GB"'),
@@ -248,7 +271,8 @@ def test_wrong_value(key: str, value: object, accepted: str, source: str, tmp_pa
         message = refusal(config_file=file)
         assert message.startswith(f"{key} (file {file}): ")
     assert accepted in message
-    if isinstance(value, str) and value.isprintable() and len(value) < 80:
+    shown = key not in ("credentials_file", "session_token")
+    if shown and isinstance(value, str) and value.isprintable() and len(value) < 80:
         assert value in message
 
 
@@ -342,9 +366,6 @@ def test_slab_stores_are_striped(value: Any) -> None:
         StoreUrl("slab", "/a b/c,d/100%/e?f#g/ü"),
         StoreUrl("slab", "/not-\udcff-utf8"),
         StoreUrl("files", "/mnt/3fs/hicache"),
-        StoreUrl("s3", "bucket/pre/fix", (("endpoint", "http://minio:9000"), ("region", "a&b"))),
-        StoreUrl("s3", "bucket"),
-        StoreUrl("azure", "container/prefix"),
     ],
 )
 def test_store_urls_round_trip(url: StoreUrl) -> None:
@@ -374,11 +395,6 @@ def test_store_urls_round_trip(url: StoreUrl) -> None:
         ("slab:///a,s3://bucket", "only slab stores can be striped"),
         ("files:///mnt/3fs?x=1", "a files URL takes none"),
         ("files:///a,files:///b", "only slab stores can be striped"),
-        ("s3://bucket/prefix?endpoint=http://minio:9000", "s3:// stores are not served"),
-        ("azure://container", "azure:// stores are not served"),
-        ("s3:///prefix", "names no bucket"),
-        ("s3://b?region=a&region=b", "twice"),
-        ("s3://[b", "is not a store URL"),
         (7, "is not a store URL"),
         ({"url": "slab:///a"}, "is not a store URL"),
     ],
@@ -492,27 +508,26 @@ def test_host_pool_allocator_too_late_is_noted() -> None:
         ({"secret_key": SECRET}, "secret_key"),
         ({"access_key": SECRET}, "access_key"),
         ({"secrete_key": SECRET}, "secrete_key"),
+        ({"connection_string": SECRET}, "connection_string"),
         ({"session_token": SECRET}, "session_token"),
         ({"password": SECRET}, "password"),
         ({"aws-secret-access-key": SECRET}, "aws-secret-access-key"),
-        ({"plugin": {"obj": {"active": True, "secret_key": SECRET}}}, "plugin.obj.secret_key"),
-        (
-            {"plugin": {"posix": {"active": True}, "obj": {"secrete_key": SECRET}}},
-            "plugin.obj.secrete_key",
-        ),
+        ({"plugin": {"posix": {"active": True, "secret_key": SECRET}}}, "plugin.posix.secret_key"),
     ],
 )
 def test_credentials_are_refused_by_name(config: dict[str, Any], name: str) -> None:
-    """A credential is refused by its name; its value appears nowhere."""
+    """For a store in a directory a credential is refused by its name; its value is not shown."""
     message = refusal({"store": STORE} | LOADER | config)
-    assert f"{name} is a credential" in message
+    assert name in message
+    assert "is a credential" in message
     assert SECRET not in message
 
 
-def test_credential_in_the_environment_is_refused_by_name() -> None:
+@pytest.mark.parametrize("name", ["HICACHE_NIXL_SECRET_KEY", "HICACHE_NIXL_PASSWORD"])
+def test_credential_in_the_environment_is_refused_by_name(name: str) -> None:
     """A credential under our prefix is refused by its variable's name."""
-    message = refusal({"store": STORE}, {"HICACHE_NIXL_SECRET_KEY": SECRET})
-    assert "HICACHE_NIXL_SECRET_KEY is a credential" in message
+    message = refusal({"store": STORE}, {name: SECRET})
+    assert f"{name} is a credential" in message
     assert SECRET not in message
 
 
@@ -535,7 +550,9 @@ def test_no_secret_of_a_store_url_is_printed(value: object) -> None:
     assert SECRET not in refusal({"store": value})
 
 
-REFUSING_KEYS = sorted({*KEYS, "use_uring", "ios_pool_size"} - {"model_revision", "salt"})
+REFUSING_KEYS = sorted(
+    {*KEYS, "use_uring", "ios_pool_size"} - {"model_revision", "salt", "profile"}
+)
 
 
 @pytest.mark.parametrize("key", REFUSING_KEYS)

@@ -1,13 +1,12 @@
-"""The rules of conftest.py about skipped tests."""
+"""The rules of skip_policy.py about skipped tests."""
 
-import os
 from pathlib import Path
 
 import pytest
 
 pytest_plugins = "pytester"
 
-RULES = Path(__file__).with_name("conftest.py")
+RULES = Path(__file__).with_name("skip_policy.py")
 MARKERS = "[pytest]\nmarkers =\n    docker\n    engine\n"
 ENGINE_SKIP = """
 import pytest
@@ -27,9 +26,7 @@ def test_known():
 
 
 @pytest.fixture
-def run_with_rules(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
-    path = [str(RULES.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
+def run_with_rules(pytester: pytest.Pytester) -> pytest.Pytester:
     pytester.makeconftest(RULES.read_text(encoding="utf-8"))
     pytester.makeini(MARKERS)
     return pytester

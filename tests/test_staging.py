@@ -45,7 +45,7 @@ def test_what_can_never_be_had_is_an_error(nbytes: int) -> None:
         arena_of(4).lease(nbytes, timeout=10)
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 10**6)), max_size=60))
 def test_leases_never_overlap_and_coalesce(steps: list[tuple[int, int]]) -> None:
     """In any order of leases and releases: disjoint, within the budget, refused only if no gap is
@@ -84,6 +84,20 @@ def test_release_is_idempotent() -> None:
     assert second is not None
     assert arena.in_use_bytes == 2 * ALIGNMENT
     assert arena.lease(ALIGNMENT, timeout=0) is None
+
+
+def test_quarantine_is_counted_until_the_release() -> None:
+    """Bytes that late transfers hold are told apart from those in use, each once."""
+    arena = arena_of(4)
+    with arena.lease(ALIGNMENT, timeout=0), arena.lease(2 * ALIGNMENT, timeout=0) as late:
+        assert arena.quarantined_bytes == 0
+        late.quarantine()
+        late.quarantine()
+        assert (arena.quarantined_bytes, arena.in_use_bytes) == (2 * ALIGNMENT, 3 * ALIGNMENT)
+        late.release()
+        assert (arena.quarantined_bytes, arena.in_use_bytes) == (0, ALIGNMENT)
+        late.quarantine()
+        assert arena.quarantined_bytes == 0
 
 
 def test_a_wait_ends_with_its_timeout() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from hicache_nixl import startup
-from hicache_nixl.errors import SettingsError, StoreError, TransferError
+from hicache_nixl import io_choice, startup
+from hicache_nixl.errors import SettingsError, StoreError
 from hicache_nixl.settings import Settings, load_settings
 from hicache_nixl.stores import slab_segments
 from hicache_nixl.stores.files import FilesStore
@@ -43,48 +43,9 @@ def test_assembled_tier_works_and_releases_everything(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "store").glob(".*")] == []
 
 
-def test_probe_files_do_not_stay(tmp_path: Path) -> None:
-    """Trying O_DIRECT and the queue leaves no file behind."""
-    startup.choose_io(settings(tmp_path), [tmp_path])
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("queue", ["aio", "uring"])
-def test_queue_can_be_chosen(tmp_path: Path, queue: str) -> None:
-    """The queue of the settings is the one in use, where it works."""
-    choice = startup.choose_io(settings(tmp_path, queue=queue), [tmp_path])
-    assert choice.queue == queue or any("io_uring" in note for note in choice.notes)
-
-
-def test_refused_uring_falls_back_to_aio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where io_uring fails, AIO serves, with one note that says why."""
-    real = startup._try
-
-    def refuse(plugin: str, parameters: dict[str, str], *rest: Any) -> None:
-        if "use_uring" in parameters:
-            raise TransferError("io_uring_queue_init: Operation not permitted")
-        real(plugin, parameters, *rest)
-
-    monkeypatch.setattr(startup, "_try", refuse)
-    choice = startup.choose_io(settings(tmp_path), [tmp_path])
-    assert choice.queue == "aio"
-    assert [note for note in choice.notes if "Operation not permitted" in note]
-
-
-def test_no_working_queue_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where neither queue works, starting fails in one line that names the directory."""
-
-    def refuse(*_: Any) -> None:
-        raise TransferError("not here")
-
-    monkeypatch.setattr(startup, "_try", refuse)
-    with pytest.raises(TransferError, match=str(tmp_path)):
-        startup.choose_io(settings(tmp_path), [tmp_path])
-
-
 def test_refused_direct_io_falls_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a directory refuses O_DIRECT, buffered I/O serves, with one note that names it."""
-    monkeypatch.setattr(startup, "direct_io_refused", lambda directory: "Invalid argument")
+    monkeypatch.setattr(io_choice, "direct_io_refused", lambda directory: "Invalid argument")
     tier = startup.assemble(settings(tmp_path / "store"))
     try:
         assert not tier.choice.direct_io
@@ -104,12 +65,6 @@ def test_tmpfs_is_tried_for_real(tmp_path: Path) -> None:
         tier.close()
     finally:
         shutil.rmtree(memory)
-
-
-def test_unloadable_plugin_is_refused_by_name(tmp_path: Path) -> None:
-    """A plug-in that was asked for and cannot be loaded stops the start and says why."""
-    with pytest.raises(SettingsError, match="gds_mt"):
-        startup.choose_io(settings(tmp_path, plugin="gds_mt"), [tmp_path])
 
 
 def test_files_store_is_chosen_by_its_url(tmp_path: Path) -> None:

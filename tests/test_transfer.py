@@ -15,13 +15,8 @@ import pytest
 from fake_nixl import Fate, fake_engine
 from hicache_nixl.errors import DeadlineExceededError, TransferError
 from hicache_nixl.record import ALIGNMENT
-from hicache_nixl.transfer import (
-    QUEUE_PARAMETERS,
-    Descriptors,
-    Registration,
-    Transfer,
-    TransferEngine,
-)
+from hicache_nixl.registrations import Descriptors, Registration
+from hicache_nixl.transfer import QUEUE_PARAMETERS, Transfer, TransferEngine
 from support import Bytes, address_of, aligned_array, open_file
 
 BLOCKS = 32

@@ -40,6 +40,16 @@ class Extents:
 
 
 @dataclass(frozen=True)
+class ObjectNames:
+    """Where the records of `n` pages lie in a bucket: the name of an object each."""
+
+    names: Sequence[str]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+@dataclass(frozen=True)
 class Batch:
     """Pages of one host pool that one call moves, with their names on the medium."""
 

@@ -12,6 +12,7 @@ threads, at the same time. It keeps the leading run of True and drops the rest.
 
 import logging
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,11 +24,10 @@ from sglang.srt.mem_cache.hicache_storage import (
 )
 
 from hicache_nixl import connector_versions
-from hicache_nixl.errors import RegistrationError, StoreError
+from hicache_nixl.errors import RegistrationError
 from hicache_nixl.geometry import PoolGeometry
 from hicache_nixl.hybrid import HitPolicy, Need, Verdict, restorable_prefixes
 from hicache_nixl.identity import Namespace, identify, key_bytes
-from hicache_nixl.metrics import Meter
 from hicache_nixl.page_moves import PageMoves, PoolPages
 from hicache_nixl.probe import describe_tier
 from hicache_nixl.registered_pools import PoolTable, RegisteredPool, StoredKeys
@@ -66,7 +66,7 @@ class HiCacheNixlConnector(HiCacheStorage):  # type: ignore[misc]
         self._anchor: RegisteredPool | None = None
         # A version that does not say when its first pools are complete gets a line for each.
         self._announced = not hasattr(HiCacheStorage, "on_host_pools_registered")
-        self._meter = Meter()
+        self._meter = self._tier.guard.meter
         self._moves = PageMoves(self._tier, self._meter, self._settings.deadline)
         self._warned_prefix = False
         self._close_lock = threading.Lock()
@@ -182,14 +182,11 @@ class HiCacheNixlConnector(HiCacheStorage):  # type: ignore[misc]
     def _restorable(
         self, anchor: RegisteredPool, keys: Sequence[str], needs: Sequence[Need]
     ) -> Verdict:
-        stored = StoredKeys(self._tier.store, self._pools, keys)
+        deadline = time.monotonic() + self._settings.deadline
+        stored = StoredKeys(self._tier.guard, self._pools, keys, deadline=deadline)
         with self._meter.exists(len(keys)) as measured:
-            try:
-                name = None if anchor.page_bytes is None else anchor.name
-                verdict = restorable_prefixes(len(keys), name, needs, stored)
-            except StoreError as error:
-                self._meter.trouble("exists", error)
-                return Verdict([], {})
+            name = None if anchor.page_bytes is None else anchor.name
+            verdict = restorable_prefixes(len(keys), name, needs, stored)
             measured.hits = verdict.pages
         return verdict
 
@@ -308,15 +305,20 @@ class HiCacheNixlConnector(HiCacheStorage):  # type: ignore[misc]
     # -- administration -----------------------------------------------------------------------
 
     def clear(self) -> bool:
-        """Forget the pages of the registered pools' namespaces; those of others stay. False on
-        trouble."""
+        """Forget the pages of the registered pools' namespaces; those of others stay.
+
+        False on trouble, and when the `deadline` of the settings was too short for all pages: then
+        the next call goes on.
+        """
         self._registered()
         pages = 0
+        deadline = time.monotonic() + self._settings.deadline
         try:
             for pool in self._pools.all():
                 if pool.page_bytes is not None:
-                    pages += self._tier.store.clear(pool.page_bytes.namespace.digest)
-        except (StoreError, OSError) as error:
+                    digest = pool.page_bytes.namespace.digest
+                    pages += self._tier.guard.clear(digest, deadline=deadline)
+        except OSError as error:  # StoreError is one
             self._meter.trouble("clear", error)
             return False
         logger.info("cleared %d pages of %d host pools", pages, len(self._pools.all()))

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from hicache_nixl.errors import SettingsError
 from hicache_nixl.intree_plugins import (
     ALIASES,
-    OBJECT_STORES,
+    CREDENTIALS,
     OWNERS,
     PARAMETERS,
     QUEUES,
@@ -35,7 +35,8 @@ _VARIABLES = {
 PARAMETER = "plugin_parameters"
 """The setting of one plug-in parameter; its value is the triple (plug-in, name, text)."""
 
-FLAT_KEYS = (*OWNERS, *CLEANER_KEYS)
+_MISSPELT = "secrete_key"
+FLAT_KEYS = (*OWNERS, *CLEANER_KEYS, _MISSPELT)
 """Top-level keys of the in-tree connector that are not also keys of this one."""
 
 # Read by SGLang from its extra config, and nowhere else.
@@ -97,19 +98,15 @@ def from_mapping(mapping: Mapping[str, object], source: str) -> Reading:
                 f"move it to plugin.{OWNERS[name][0]}.{name}"
             )
         _read_plugin_map(plugins, source, reading)
-    for name in flat:
-        if set(OWNERS[name]) <= set(OBJECT_STORES):
-            raise SettingsError(
-                f"{name} ({source}) belongs to object stores, which this version does not serve; "
-                "remove it"
-            )
     by_plugin: dict[str, dict[str, object]] = {}
     for name, value in flat.items():
         reading.flat.append(Given(PARAMETER, value, name, source))
-        owner = next(plugin for plugin in OWNERS[name] if plugin not in OBJECT_STORES)
-        by_plugin.setdefault(owner, {})[name] = value
+        for owner in OWNERS[name]:
+            by_plugin.setdefault(owner, {})[name] = value
     for plugin, section in by_plugin.items():
         _read_parameters(plugin, section, "", source, reading)
+    if mapping.get(_MISSPELT) not in (None, ""):
+        reading.given.append(Given("secret_key", mapping[_MISSPELT], _MISSPELT, source))
     for key in CLEANER_KEYS:
         if mapping.get(key) is not None:
             reading.given.append(Given(key, mapping[key], key, source))
@@ -224,7 +221,7 @@ def _is_active(value: object, key: str, source: str) -> bool:
 
 
 def _check_keys(plugin: str, section: Mapping[Any, object], source: str) -> None:
-    known = ("active", *PARAMETERS[plugin])
+    known = ("active", *PARAMETERS[plugin], *CREDENTIALS.get(plugin, ()))
     for key, value in section.items():
         # The in-tree sample file lists every credential with an empty value.
         if isinstance(key, str) and looks_like_credential(key) and value in ("", None):
@@ -243,17 +240,23 @@ def _read_parameters(
 ) -> None:
     """The parameters of the plug-in in use; keys are written as `prefix` + name."""
     queues: dict[str, bool] = {}
+    secrets = CREDENTIALS.get(plugin, {})
     for name, value in section.items():
-        check = PARAMETERS[plugin].get(name)
-        if check is None or value is None:  # an empty credential
-            continue
         key = prefix + name
+        if name in secrets and value not in (None, ""):
+            reading.given.append(Given(secrets[name], value, key, source))
+        check = PARAMETERS[plugin].get(name)
+        if check is None or value is None:
+            continue
         given = Given(PARAMETER, value, key, source)
         text = explained(given, functools.partial(check, value))
         if text == "":
-            reading.notes.append(f"{key} ({source}) is empty and counts as not given")
+            note = f"{key} ({source}) is empty and counts as not given"
+            reading.notes += [note] if note not in reading.notes else []
         elif name in QUEUES or name == REFUSED_QUEUE:
             queues[name] = text == "true"
+        elif name == "num_threads":
+            reading.given.append(Given("requests", text, key, source))
         else:
             reading.given.append(Given(PARAMETER, (plugin, name, text), key, source))
     _read_queues(queues, prefix, source, reading)

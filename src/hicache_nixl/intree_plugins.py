@@ -1,7 +1,7 @@
 """The NIXL plug-ins that a configuration of the in-tree connector may name, and their parameters.
 
 This module owns which parameter belongs to which plug-in and which values NIXL takes for it. It
-must not know where a configuration comes from, nor which plug-ins this version serves.
+must not know where a configuration comes from.
 
 A check takes a value as it was written, a JSON value or a text, and returns the text for NIXL;
 "" means not given. It raises `SettingsError` without the key.
@@ -29,6 +29,9 @@ def _text(value: object) -> str:
     return value.strip()
 
 
+_LIMITS = ("of 0 or more", "above zero")
+
+
 def _count(minimum: int = 1, maximum: int = 10**18 - 1) -> Check:
     def check(value: object) -> str:
         text = str(value).strip() if isinstance(value, str | int) else ""
@@ -36,7 +39,7 @@ def _count(minimum: int = 1, maximum: int = 10**18 - 1) -> Check:
         if value == "":
             return ""
         if not whole or not minimum <= int(text) <= maximum:
-            limits = f"from {minimum} to {maximum}" if minimum > 1 else "above zero"
+            limits = f"from {minimum} to {maximum}" if minimum > 1 else _LIMITS[minimum]
             raise SettingsError(
                 f"{describe(value)} is not a whole number {limits}; "
                 f"write for example {max(256, minimum)}"
@@ -83,7 +86,7 @@ PARAMETERS: dict[str, dict[str, Check]] = {
     "obj": {
         "num_threads": _count(),
         "endpoint_override": _text,
-        "crtMinLimit": _count(),
+        "crtMinLimit": _count(0),  # 0 is off
         "throughput_target_gbps": _count(),
         "scheme": _choice("http", "https"),
         "region": _text,
@@ -102,7 +105,18 @@ PARAMETERS: dict[str, dict[str, Check]] = {
         "num_threads": _count(),
     },
 }
-"""Check of each parameter of each plug-in. Credentials are not among them: none is accepted."""
+"""Check of each parameter of each plug-in; credentials are not among them."""
+
+CREDENTIALS = {
+    "obj": {
+        "access_key": "access_key",
+        "secret_key": "secret_key",
+        "secrete_key": "secret_key",  # so the in-tree README; NIXL would ignore it
+        "session_token": "session_token",
+    },
+    "azure_blob": {"connection_string": "connection_string"},
+}
+"""The setting for each credential of each plug-in."""
 
 OBJECT_STORES = ("obj", "azure_blob")
 OWNERS = {

@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from hicache_nixl.errors import SettingsError
+from hicache_nixl.intree_plugins import CREDENTIALS
 from hicache_nixl.settings import load_settings
+from hicache_nixl.store_keys import SECRETS
 
 BACKEND = "dynamic"
 """SGLang's name for a storage backend that the extra config loads."""
@@ -23,6 +25,7 @@ LOADER_KEYS: dict[str, Any] = {
     # Eviction frees a prefix from its deepest page, so each page must come with its chain.
     "hicache_storage_pass_prefix_keys": True,
 }
+_CREDENTIALS = {*SECRETS, *(name for names in CREDENTIALS.values() for name in names)}
 # The first is the one recommended for the layout. SGLang itself would change a pair that is not
 # here, with a warning, or fail on the first transfer.
 IO_BACKENDS = {
@@ -64,7 +67,8 @@ def launch_args(
         storage_only: only the two flags that name the connector, for a server that has its others.
         environ: replaces the process environment while the settings are checked.
 
-    Raises `SettingsError` for settings that the server would refuse.
+    Credentials are left out, see `left_out`. Raises `SettingsError` for settings that the server
+    would refuse.
     """
     extra_config = extra_config_text(settings_source, environ=environ)
     _choose("layout", layout, tuple(IO_BACKENDS))
@@ -110,14 +114,52 @@ def extra_config_text(
 ) -> str:
     """The value of `--hicache-storage-backend-extra-config`: what was set, and how to load it.
 
-    Raises `SettingsError` for settings that the server would refuse.
+    Credentials are left out, because SGLang logs its flags; `left_out` names them. Raises
+    `SettingsError` for settings that the server would refuse.
     """
     config = _extra_config(settings_source)
     load_settings(config, environ=environ)
+    config = _without_credentials(config)
     try:
         return json.dumps(config, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError):
         raise SettingsError("the settings hold a value JSON cannot express; use texts") from None
+
+
+def left_out(settings_source: Mapping[str, object]) -> str | None:
+    """What to tell a user whose credentials `extra_config_text` leaves out; None if there are
+    none."""
+    names = _credentials(settings_source)
+    if not names:
+        return None
+    return (
+        f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} left out of the flags, which "
+        "SGLang logs; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (for azure:// "
+        "AZURE_STORAGE_CONNECTION_STRING) in the server's environment, or credentials_file"
+    )
+
+
+def _credentials(source: Mapping[str, object], prefix: str = "") -> list[str]:
+    """The dotted names of all credentials that are not empty, at any depth."""
+    found = []
+    for key, value in source.items():
+        if isinstance(value, Mapping):
+            found += _credentials(value, f"{prefix}{key}.")
+        elif _is_credential(key) and value not in ("", None):
+            found.append(f"{prefix}{key}")
+    return found
+
+
+def _without_credentials(source: Mapping[str, object]) -> dict[str, object]:
+    return {
+        key: _without_credentials(value) if isinstance(value, Mapping) else value
+        for key, value in source.items()
+        if not _is_credential(key)
+    }
+
+
+def _is_credential(key: object) -> bool:
+    return isinstance(key, str) and key.rpartition(".")[2] in _CREDENTIALS
 
 
 def _extra_config(source: Mapping[str, object]) -> dict[str, object]:

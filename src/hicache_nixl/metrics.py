@@ -4,14 +4,15 @@ import contextlib
 import logging
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+
+from hicache_nixl.pace import Pace
 
 logger = logging.getLogger(__name__)
 
 _KEPT_SAMPLES = 4096
-_TROUBLE_LOG_PAUSE_S = 10.0
 
 
 @dataclass
@@ -33,7 +34,9 @@ class Meter:
             "get": deque(maxlen=_KEPT_SAMPLES),
             "set": deque(maxlen=_KEPT_SAMPLES),
         }
-        self._trouble_logged: dict[str, float] = {}
+        self._paces: defaultdict[str, Pace] = defaultdict(Pace)
+        self.overdue_calls = 0
+        """Calls that did not end by their deadline."""
 
     @contextlib.contextmanager
     def exists(self, pages: int) -> Iterator[Measured]:
@@ -62,15 +65,13 @@ class Meter:
             "%s: %d of %d pages in %.3f ms", name, measured.hits, pages, measured.seconds * 1e3
         )
 
-    def trouble(self, name: str, error: Exception) -> None:
+    def trouble(self, name: str, error: Exception, *, overdue: bool = False) -> None:
         """Say that an error became a miss, at most every ten seconds."""
         with self._lock:
-            now = time.monotonic()
-            quiet = now - self._trouble_logged.get(name, -_TROUBLE_LOG_PAUSE_S)
-            if quiet < _TROUBLE_LOG_PAUSE_S:
-                return
-            self._trouble_logged[name] = now
-        logger.error("%s became a miss: %s", name, error)
+            self.overdue_calls += overdue
+            is_told = self._paces[name].allows()
+        if is_told:
+            logger.error("%s became a miss: %s", name, error)
 
     def drain(self) -> tuple[list[tuple[int, float]], list[tuple[int, float]]]:
         """(pages, GB/s) of every get and set call since the last drain."""

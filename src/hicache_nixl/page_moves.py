@@ -1,6 +1,6 @@
 """Moves the pages of one call, which may lie in several pools, within one deadline.
 
-Trouble with storage becomes a miss here, pool by pool. Must not know: SGLang, host pools, keys.
+Trouble with storage is a miss, pool by pool (`guard.py`). Must not know: SGLang, host pools, keys.
 """
 
 import time
@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hicache_nixl.batch import Batch
-from hicache_nixl.errors import StoreError
 from hicache_nixl.metrics import Meter
 from hicache_nixl.startup import Tier
 from hicache_nixl.stores.base import Flags
@@ -29,7 +28,7 @@ class PageMoves:
     Pools move one after the other: two that wait for one device do not get it sooner.
 
     Args:
-        tier: whose store and mover do the work.
+        tier: whose guard and mover do the work.
         meter: gets one sample for each call that moved something, all pools together.
         deadline_s: seconds that a call may take.
     """
@@ -41,11 +40,11 @@ class PageMoves:
 
     def read(self, parts: Sequence[PoolPages]) -> list[list[bool]]:
         """Get pages; True for each that is there, whole and right."""
-        return self._move("get", self._tier.store.get, parts)
+        return self._move("get", self._tier.guard.get, parts)
 
     def write(self, parts: Sequence[PoolPages]) -> list[list[bool]]:
         """Put pages; True for each that is stored now."""
-        return self._move("set", self._tier.store.put, parts)
+        return self._move("set", self._tier.guard.put, parts)
 
     def _move(
         self, name: str, operation: Callable[..., Flags], parts: Sequence[PoolPages]
@@ -57,13 +56,9 @@ class PageMoves:
                 if part.batch is None:
                     results.append([True] * part.count)
                     continue
-                try:
-                    flags: list[bool] = operation(
-                        self._tier.mover, part.batch, part.prefix, deadline=deadline
-                    ).tolist()
-                except StoreError as error:
-                    self._meter.trouble(name, error)
-                    flags = [False] * part.count
+                flags: list[bool] = operation(
+                    self._tier.mover, part.batch, part.prefix, deadline=deadline
+                ).tolist()
                 measured.hits += sum(flags)
                 measured.nbytes += sum(flags) * part.batch.geometry.payload_bytes
                 results.append(flags)

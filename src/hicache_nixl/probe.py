@@ -3,47 +3,25 @@
 import resource
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from hicache_nixl import __version__
 from hicache_nixl.file_systems import FileSystems
+from hicache_nixl.finding import Finding
 from hicache_nixl.memory import hugepage_report
+from hicache_nixl.probe_bucket import in_bucket
 from hicache_nixl.startup import Tier
 from hicache_nixl.units import format_duration, format_size
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One line of the block."""
-
-    topic: str
-    found: str
-    better: str | None = None
-    """What would be better and how to get it."""
-
-
 def findings(tier: Tier) -> list[Finding]:
     """Everything worth knowing about a tier that has started."""
-    settings, choice = tier.settings, tier.choice
-    use = tier.store.use()
-    directories = [Path(url.path) for url in settings.store]
+    settings = tier.settings
     rows = [Finding("version", f"hicache-nixl {__version__}, NIXL {_nixl_version()}")]
-    rows += [_directory(settings.store[0].scheme, directory) for directory in directories]
-    rows.append(_budget(use.capacity_bytes, use.allocated_bytes, use.pages, directories))
-    refused = next((note for note in choice.notes if note.startswith("O_DIRECT")), None)
-    rows.append(Finding("O_DIRECT", "on" if choice.direct_io else "off", refused))
-    fallback = next((note for note in choice.notes if note.startswith("io_uring")), None)
-    queue = {None: "", "uring": ", io_uring", "aio": ", Linux AIO"}[choice.queue]
-    rows.append(
-        Finding(
-            "I/O",
-            f"NIXL {choice.plugin}{queue}; written and read back here",
-            None
-            if fallback is None
-            else f"{fallback}; allow io_uring in the seccomp profile, or set queue=aio",
-        )
-    )
+    if tier.bucket is None:
+        rows += _in_directories(tier)
+    else:
+        rows += in_bucket(tier.bucket)
     rows.append(_staging(tier))
     rows.append(_hugepages())
     rows.append(
@@ -72,6 +50,26 @@ def describe_rows(rows: Sequence[Finding]) -> str:
 def describe_tier(tier: Tier) -> str:
     """The block of a tier that has started."""
     return describe_rows(findings(tier))
+
+
+def _in_directories(tier: Tier) -> list[Finding]:
+    settings, choice, use = tier.settings, tier.choice, tier.store.use()
+    directories = [Path(url.path) for url in settings.store]
+    refused = next((note for note in choice.notes if note.startswith("O_DIRECT")), None)
+    fallback = next((note for note in choice.notes if note.startswith("io_uring")), None)
+    queue = {None: "", "uring": ", io_uring", "aio": ", Linux AIO"}[choice.queue]
+    return [
+        *(_directory(settings.store[0].scheme, directory) for directory in directories),
+        _budget(use.capacity_bytes or 0, use.allocated_bytes or 0, use.pages or 0, directories),
+        Finding("O_DIRECT", "on" if choice.direct_io else "off", refused),
+        Finding(
+            "I/O",
+            f"NIXL {choice.plugin}{queue}; written and read back here",
+            None
+            if fallback is None
+            else f"{fallback}; allow io_uring in the seccomp profile, or set queue=aio",
+        ),
+    ]
 
 
 def _directory(store: str, directory: Path) -> Finding:

@@ -173,6 +173,20 @@ def parse_trailer(block: ByteArray) -> Trailer | None:
     )
 
 
+def is_of_later_format(block: bytes) -> bool:
+    """Whether a whole record has an intact trailer of a version after this one: magic, format and
+    the trailer's checksum stay where they are."""
+    trailer = np.frombuffer(block[-TRAILER_BYTES:], np.uint8)
+    if len(trailer) < TRAILER_BYTES:
+        return False
+    row = _rows(trailer.reshape(1, TRAILER_BYTES))[0]
+    return bool(
+        row["magic"].tobytes() == MAGIC
+        and row["format"] > FORMAT_VERSION
+        and row["trailer_hash"] == payload_hash(trailer[:_HASHED_BYTES])
+    )
+
+
 def _rows(block: ByteArray) -> npt.NDArray[np.void]:
     return block.view(_TRAILER).reshape(-1)
 

@@ -15,10 +15,11 @@ import numpy as np
 from hicache_nixl.batch import Batch
 from hicache_nixl.errors import RegistrationError
 from hicache_nixl.geometry import PoolGeometry, describe_pool
+from hicache_nixl.guard import Guard
 from hicache_nixl.host_pools import count, pool_kind
 from hicache_nixl.identity import Namespace, key_bytes
 from hicache_nixl.startup import Tier
-from hicache_nixl.stores.base import Flags, Store
+from hicache_nixl.stores.base import Flags
 
 Identify = Callable[[Any, PoolGeometry, str], Namespace]
 """From a host pool, its geometry and its name to its namespace; raises RegistrationError."""
@@ -80,7 +81,7 @@ class PoolTable:
     """Registered pools. Safe for threads; a pool that was added stays.
 
     Args:
-        tier: whose store opens the namespaces, and whose engines get to know the memory.
+        tier: whose guard opens the namespaces, and whose engines get to know the memory.
         identify: gives each pool its namespace.
     """
 
@@ -137,7 +138,7 @@ class PoolTable:
                 f"a page of {namespace} needs {placement.staging_bytes} bytes of staging, there "
                 f"are {self._tier.staging.nbytes}; raise staging"
             )
-        self._tier.store.open_namespace(namespace)
+        self._tier.guard.open_namespace(namespace)
         if all(other.host_pool is not host_pool for other in self._pools.values()):
             self._tier.register_pool(geometry)
         page_bytes = PageBytes(geometry, namespace, placement.in_place)
@@ -147,12 +148,15 @@ class PoolTable:
 class StoredKeys:
     """Which pages of one sequence of keys are stored, pool by pool: `hybrid.Presence`.
 
-    Raises StoreError where the store cannot tell. A pool without bytes has every page.
+    What cannot be told by `deadline` counts as not stored. A pool without bytes has every page.
     """
 
-    def __init__(self, store: Store, pools: PoolTable, keys: Sequence[str]) -> None:
-        self._store = store
+    def __init__(
+        self, guard: Guard, pools: PoolTable, keys: Sequence[str], *, deadline: float
+    ) -> None:
+        self._guard = guard
         self._pools = pools
+        self._deadline = deadline
         self._keys = [key_bytes(key) for key in keys]
 
     def leading_run(self, pool: str, pages: int) -> int:
@@ -160,11 +164,15 @@ class StoredKeys:
         page_bytes = self._pools[pool].page_bytes
         if page_bytes is None:
             return pages
-        return self._store.exists(page_bytes.namespace.digest, self._keys[:pages])
+        return self._guard.exists(
+            page_bytes.namespace.digest, self._keys[:pages], deadline=self._deadline
+        )
 
     def present(self, pool: str, pages: int) -> Flags:
         """Which of the first `pages` keys are stored, shape (pages,)."""
         page_bytes = self._pools[pool].page_bytes
         if page_bytes is None:
             return np.ones(pages, np.bool_)
-        return self._store.present(page_bytes.namespace.digest, self._keys[:pages])
+        return self._guard.present(
+            page_bytes.namespace.digest, self._keys[:pages], deadline=self._deadline
+        )

@@ -7,10 +7,13 @@ from, and names no key in its errors.
 from collections.abc import Callable
 from typing import Any
 
+from pydantic import SecretStr
+
 from hicache_nixl.errors import SettingsError
 from hicache_nixl.intree_plugins import ALIASES, OBJECT_STORES
+from hicache_nixl.object_url import check_requests
 from hicache_nixl.sources import nearest
-from hicache_nixl.store_url import StoreUrl, parse_store_urls, refuse_unserved
+from hicache_nixl.store_url import parse_store_urls
 from hicache_nixl.units import (
     GIB,
     KIB,
@@ -23,15 +26,9 @@ from hicache_nixl.units import (
 )
 
 MAX_DEADLINE = 600.0
-FILE_PLUGINS = ("auto", "posix", "gds", "gds_mt", "3fs")
+PLUGINS = ("auto", "posix", "gds", "gds_mt", "3fs", *OBJECT_STORES)
 _ALIGNMENT = 4 * KIB
 _HUGEPAGES = {"2mb": 2 * MIB, "2mib": 2 * MIB, "1gb": GIB, "1gib": GIB}
-
-
-def _stores(value: object) -> tuple[StoreUrl, ...]:
-    urls = parse_store_urls(value)
-    refuse_unserved(urls)
-    return urls
 
 
 def _size(minimum: int, multiple: int = 1) -> Callable[[object], int]:
@@ -67,18 +64,13 @@ def _one_of(*choices: str) -> Callable[[object], str]:
     return parse
 
 
-_file_plugin = _one_of(*FILE_PLUGINS)
+_known_plugin = _one_of(*PLUGINS)
 _hugepages_mode = _one_of("off", "prefer", "required")
 
 
 def _plugin(value: object) -> str:
     name = value.strip().lower() if isinstance(value, str) else ""
-    if name in OBJECT_STORES:
-        raise SettingsError(
-            f"{describe(value)} serves object stores, which this version does not; "
-            f"choose one of {', '.join(FILE_PLUGINS)}"
-        )
-    return _file_plugin(ALIASES.get(name, value))
+    return _known_plugin(ALIASES.get(name, value))
 
 
 def parse_hugepages(value: object) -> str:
@@ -93,18 +85,34 @@ def _hugepage_size(value: object) -> int:
     raise SettingsError(f'{describe(value)} is not a huge page size; write "2MB" or "1GB"')
 
 
-def _private_text(value: object) -> str:
+def _private_text(value: object, longest: int = 1024) -> str:
     # The value is not shown: a salt may be private.
     if not isinstance(value, str):
         kind = type(value).__name__
         raise SettingsError(f"a value of type {kind} is not a text; write it in quotes")
-    if not value.isprintable() or len(value) > 1024:
-        raise SettingsError("the text must be printable and at most 1024 characters long")
+    if not value.isprintable() or len(value) > longest:
+        raise SettingsError(f"the text must be printable and at most {longest} characters long")
     return value
 
 
+def _secret(value: object) -> SecretStr:
+    if isinstance(value, SecretStr):
+        return value
+    text = _private_text(value, 8192).strip()
+    if not text:
+        raise SettingsError("the text holds nothing but spaces; leave it out")
+    return SecretStr(text)
+
+
+def _file(value: object) -> str:
+    name = _private_text(value).strip()
+    if not name.startswith("/"):
+        raise SettingsError("the text is not the absolute name of a file, such as /run/secrets/s3")
+    return name
+
+
 PARSERS: dict[str, Callable[[object], Any]] = {
-    "store": _stores,
+    "store": parse_store_urls,
     "capacity": _size(MIB),
     "staging": _size(MIB),
     "segment": _optional(_size(MIB, multiple=_ALIGNMENT)),
@@ -118,5 +126,13 @@ PARSERS: dict[str, Callable[[object], Any]] = {
     "host_pool_allocator": parse_bool,
     "model_revision": _optional(_private_text),
     "salt": _optional(_private_text),
+    "credentials_file": _optional(_file),
+    "profile": _optional(_private_text),
+    "access_key": _optional(_secret),
+    "secret_key": _optional(_secret),
+    "session_token": _optional(_secret),
+    "connection_string": _optional(_secret),
+    "create_bucket": parse_bool,
+    "requests": check_requests,
 }
 """The parser of each key. Every one raises `SettingsError`."""

@@ -11,13 +11,23 @@ value and an empty variable count as not given.
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
 
-from hicache_nixl import intree
+from hicache_nixl import intree, intree_objects
+from hicache_nixl.aws_configuration import configured_region
+from hicache_nixl.bucket import Bucket, CredentialSource
 from hicache_nixl.errors import SettingsError
 from hicache_nixl.file_systems import FileSystems
 from hicache_nixl.intree import Reading
@@ -37,6 +47,8 @@ _KUBERNETES = re.compile(
 
 
 KEYS = tuple(PARSERS)
+RETRIES = {"AWS_RETRY_MODE": "standard", "AWS_MAX_ATTEMPTS": "1"}
+"""Variables of the AWS clients, and the values that make them fail at once."""
 
 
 def _by(key: str) -> BeforeValidator:
@@ -55,7 +67,7 @@ class Settings(BaseModel):
     store: Annotated[tuple[StoreUrl, ...], _by("store")] = Field(
         default=(),
         description='Where pages are kept: "slab:///nvme0/hicache", or several, striped, or '
-        '"files:///mnt/shared/hicache".',
+        '"files:///mnt/shared/hicache", or "s3://bucket/prefix", or "azure://container/prefix".',
     )
     capacity: Annotated[int, _by("capacity")] = Field(
         default=64 * GIB, description='Byte budget of the store, such as "2TiB"; at least 1MiB.'
@@ -86,8 +98,12 @@ class Settings(BaseModel):
     queue: Annotated[Literal["auto", "uring", "aio"], _by("queue")] = Field(
         default="auto", description="Kernel interface for disk I/O: auto, uring or aio."
     )
-    plugin: Annotated[Literal["auto", "posix", "gds", "gds_mt", "3fs"], _by("plugin")] = Field(
-        default="auto", description="NIXL plug-in: auto, posix, gds, gds_mt or 3fs."
+    plugin: Annotated[
+        Literal["auto", "posix", "gds", "gds_mt", "3fs", "obj", "azure_blob"], _by("plugin")
+    ] = Field(
+        default="auto",
+        description="NIXL plug-in: auto; for files posix, gds, gds_mt or 3fs; for objects obj or "
+        "azure_blob.",
     )
     plugin_parameters: tuple[tuple[str, str, str], ...] = Field(
         default=(),
@@ -112,6 +128,35 @@ class Settings(BaseModel):
     )
     salt: Annotated[str | None, _by("salt")] = Field(
         default=None, repr=False, description="Keeps pages apart from those under another salt."
+    )
+    credentials_file: Annotated[str | None, _by("credentials_file")] = Field(
+        default=None,
+        description="File with the keys for the bucket, like ~/.aws/credentials; read again when "
+        "it changes.",
+    )
+    profile: Annotated[str | None, _by("profile")] = Field(
+        default=None,
+        description="Section of credentials_file, or profile of the AWS configuration.",
+    )
+    access_key: Annotated[SecretStr | None, _by("access_key")] = Field(
+        default=None, description="Access key for the bucket; better kept in credentials_file."
+    )
+    secret_key: Annotated[SecretStr | None, _by("secret_key")] = Field(
+        default=None, description="Secret key for the bucket; better kept in credentials_file."
+    )
+    session_token: Annotated[SecretStr | None, _by("session_token")] = Field(
+        default=None, description="Session token that belongs to the two keys."
+    )
+    connection_string: Annotated[SecretStr | None, _by("connection_string")] = Field(
+        default=None, description="Account and key of an azure:// store."
+    )
+    create_bucket: Annotated[bool, _by("create_bucket")] = Field(
+        default=False, description="Make the bucket at start if it does not exist."
+    )
+    requests: Annotated[int | None, _by("requests")] = Field(
+        default=None,
+        description="Requests to the object store at a time, 1 to 1024; chosen at start when not "
+        "given.",
     )
     in_tree_directories: tuple[str, ...] = Field(
         default=(),
@@ -146,6 +191,36 @@ class Settings(BaseModel):
         """The given NIXL parameters of `plugin`, such as "posix"; without the queue."""
         return {name: text for owner, name, text in self.plugin_parameters if owner == plugin}
 
+    @property
+    def bucket(self) -> Bucket | None:
+        """Where an object store is and whose credentials it uses; None for one in a directory."""
+        if not self.store or self.store[0].is_directory:
+            return None
+        (url,) = self.store
+        is_azure = url.scheme == "azure"
+        extra = self.parameters_for("azure_blob" if is_azure else "obj")
+        requests = self.requests or url.parameter("requests")
+        if requests not in (None, "auto"):
+            extra["num_threads"] = str(requests)
+        return Bucket(
+            kind="azure" if is_azure else "s3",
+            name=url.bucket,
+            prefix=url.prefix,
+            endpoint=url.parameter("account_url" if is_azure else "endpoint"),
+            region=url.parameter("region") or "us-east-1",
+            virtual_addressing=url.parameter("addressing") == "virtual",
+            ca_bundle=url.parameter("ca_bundle"),
+            credentials=CredentialSource(
+                access_key=self.access_key,
+                secret_key=self.secret_key,
+                session_token=self.session_token,
+                file=self.credentials_file,
+                profile=self.profile,
+                connection_string=self.connection_string,
+            ),
+            nixl=tuple(extra.items()),
+        )
+
 
 def load_settings(
     extra_config: Mapping[str, object] | None = None,
@@ -158,8 +233,9 @@ def load_settings(
     """The settings from environment, file and `extra_config`, later wins.
 
     `config_file` takes the place of `HICACHE_NIXL_CONFIG`; `environ` that of the process
-    environment. Reads the file and resolves links of store directories. For keys of the in-tree
-    connector it also asks `file_systems` what is under the directories and how full that is.
+    environment, with which goes the AWS configuration in files. Reads the file and resolves links
+    of store directories. For keys of the in-tree connector it also asks `file_systems` what is
+    under the directories and how full that is.
 
     Raises `SettingsError`, one line that names key, value (never a credential's) and source: for
     an unknown key, a value out of its range, two sources that contradict each other, or no store
@@ -175,13 +251,15 @@ def load_settings(
     if extra_config is not None:
         readings.append(_from_extra_config(extra_config))
 
-    merged = merge(readings)
+    region_of = configured_region if environ is None else None
+    merged = merge(readings, intree_objects.variables(env), region_of)
     if require_store:
         merged.complete(FileSystems() if file_systems is None else file_systems)
         if not merged.values.get("store"):
             raise SettingsError(
-                'no store is configured; name one, such as "slab:///nvme0/hicache", by --store, '
-                f"as store in SGLang's extra config, in the settings file, or as {PREFIX}STORE"
+                'no store is configured; name one, "slab:///nvme0/hicache" or '
+                '"s3://bucket/prefix", by --store, as store in SGLang\'s extra config, in the '
+                f"settings file, or as {PREFIX}STORE"
             )
     _note_what_is_not_used(merged, readings[: 1 + bool(file)])
     try:
@@ -201,6 +279,22 @@ def load_host_pool_settings(environ: Mapping[str, str] | None = None) -> Setting
         return None
     settings = load_settings(environ=env, require_store=False)
     return settings if settings.host_pool_allocator else None
+
+
+def fail_fast(environ: MutableMapping[str, str] | None = None) -> str:
+    """Let the AWS clients of this process report a failure at once, and say what counts.
+
+    Their own retries take up to 25 s for each request, in which nothing here can be said of a page;
+    trying again is the guard's business. What the user set stays. Call it before the first client
+    is made.
+    """
+    env = os.environ if environ is None else environ
+    for name, value in RETRIES.items():
+        if not env.get(name, "").strip():
+            env[name] = value
+    own = [name for name, value in RETRIES.items() if env[name] != value]
+    shown = ", ".join(f"{name}={env[name]}" for name in RETRIES)
+    return shown + (f" ({' and '.join(own)} as set)" if own else "")
 
 
 def _note_what_is_not_used(merged: Merged, early: list[Reading]) -> None:

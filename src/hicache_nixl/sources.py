@@ -9,7 +9,7 @@ import json
 import re
 import tomllib
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ class Given:
     """A value for a setting: the key it was written under, and the source it was written in."""
 
     setting: str
-    value: Any
+    value: Any = field(repr=False)
     key: str
     source: str
 
@@ -72,7 +72,8 @@ def unknown_key(
     shown = prefix + key if key.isprintable() and len(key) <= 80 else f"of {len(key)} characters"
     if looks_like_credential(key):
         return SettingsError(
-            f"{source}: {shown} is a credential, and a store in a directory takes none; remove it"
+            f"{source}: {shown} is a credential under a name that nobody reads; a store in a "
+            "bucket takes credentials_file or profile, one in a directory none"
         )
     names = sorted(known)
     guess = nearest(key, names)

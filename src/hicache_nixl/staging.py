@@ -20,8 +20,8 @@ from hicache_nixl.record import ALIGNMENT, padded
 class Lease:
     """A range of staging memory. Its bytes are the holder's until `release`.
 
-    A lease whose transfer is late must stay unreleased until that transfer has ended: the kernel
-    may still write into it.
+    A lease whose transfer is late must stay unreleased until that transfer has ended: it may still
+    be written into. Until then it is in quarantine.
     """
 
     def __init__(self, arena: "StagingArena", offset: int, nbytes: int) -> None:
@@ -30,6 +30,10 @@ class Lease:
         self.nbytes = nbytes
         self.address = arena.address + offset
         self.view: npt.NDArray[np.uint8] = arena.view[offset : offset + nbytes]
+
+    def quarantine(self) -> None:
+        """Count the range as held by a late transfer, until `release`."""
+        self._arena._quarantine(self)
 
     def release(self) -> None:
         """Give the range back. Idempotent."""
@@ -65,6 +69,7 @@ class StagingArena:
         self._waiting: deque[object] = deque()
         self._free: list[tuple[int, int]] = [(0, self.nbytes)]  # (offset, bytes), by offset
         self._leases: set[Lease] = set()
+        self._quarantined: set[Lease] = set()
         self._in_use = 0
         self.peak_bytes = 0
 
@@ -72,6 +77,12 @@ class StagingArena:
     def in_use_bytes(self) -> int:
         """Bytes that are leased."""
         return self._in_use
+
+    @property
+    def quarantined_bytes(self) -> int:
+        """Those of them that late transfers hold."""
+        with self._changed:
+            return sum(lease.nbytes for lease in self._quarantined)
 
     def lease(self, nbytes: int, *, timeout: float) -> Lease | None:
         """A range of at least `nbytes`, or None when none came free within `timeout` seconds.
@@ -107,11 +118,17 @@ class StagingArena:
                 return lease
         return None
 
+    def _quarantine(self, lease: Lease) -> None:
+        with self._changed:
+            if lease in self._leases:
+                self._quarantined.add(lease)
+
     def _release(self, lease: Lease) -> None:
         with self._changed:
             if lease not in self._leases:
                 return
             self._leases.remove(lease)
+            self._quarantined.discard(lease)
             self._in_use -= lease.nbytes
             start, end = lease.offset, lease.offset + lease.nbytes
             i = bisect_left(self._free, (start, 0))

@@ -1,51 +1,48 @@
 """Puts a working tier together from settings, trying everything for real, and says what it chose.
 
-Owns the order of things at start: directories, O_DIRECT, I/O queue, staging memory, store. Used by
-the connector and by `hicache-nixl probe`.
+Owns the order of things at start: directories and I/O queue, or bucket and credentials; staging
+memory, store, guard. Used by the connector and by `hicache-nixl probe`.
 """
 
+import contextlib
 import logging
-import mmap
-import os
-import secrets
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
-import numpy as np
-
-from hicache_nixl.errors import SettingsError, TransferError
+from hicache_nixl.bucket import Bucket
 from hicache_nixl.file_systems import make_directories
 from hicache_nixl.geometry import PoolGeometry
+from hicache_nixl.guard import Guard
+from hicache_nixl.io_choice import IoChoice, choose_io
 from hicache_nixl.memory import HostBuffer, allocate
 from hicache_nixl.mover import RecordMover
-from hicache_nixl.record import ALIGNMENT
-from hicache_nixl.settings import Settings
+from hicache_nixl.object_engine import ObjectEngine
+from hicache_nixl.registrations import Registration
+from hicache_nixl.settings import Settings, fail_fast
 from hicache_nixl.staging import StagingArena
 from hicache_nixl.stores.base import Store
 from hicache_nixl.stores.files import FilesStore
 from hicache_nixl.stores.files_layout import FilesRoot
 from hicache_nixl.stores.slab import SlabStore
 from hicache_nixl.stores.slab_root import SlabRoot
-from hicache_nixl.stores.slab_segments import direct_io_refused
-from hicache_nixl.transfer import QUEUE_PARAMETERS, Registration, TransferEngine
+from hicache_nixl.transfer import TransferEngine
 
 logger = logging.getLogger(__name__)
 
-PLUGINS = {"posix": "POSIX", "gds": "GDS", "gds_mt": "GDS_MT", "3fs": "HF3FS"}
-"""Plug-ins that can serve files, by their names in the settings and in NIXL."""
+Engine = TransferEngine | ObjectEngine
+AnyEngine = TypeVar("AnyEngine", TransferEngine, ObjectEngine)
 
 
 @dataclass(frozen=True)
-class IoChoice:
-    """How this process will do I/O, and why."""
+class BucketFindings:
+    """A bucket, and what was found of it at start, a line each."""
 
+    bucket: Bucket
     plugin: str
-    queue: str | None
-    parameters: dict[str, str]
-    direct_io: bool
-    notes: tuple[str, ...] = ()
-    """What was refused, one line each."""
+    verdict: str
+    requests: str
+    retries: str
 
 
 @dataclass
@@ -54,13 +51,16 @@ class Tier:
 
     settings: Settings
     choice: IoChoice
-    reader: TransferEngine
-    writer: TransferEngine
+    reader: Engine
+    writer: Engine
     staging: StagingArena
     store: Store
+    guard: Guard
     mover: RecordMover
     buffer: HostBuffer
-    _registrations: list[tuple[TransferEngine, Registration]] = field(default_factory=list)
+    bucket: BucketFindings | None = None
+    """None for a store in directories."""
+    _registrations: list[tuple[Engine, Registration]] = field(default_factory=list)
 
     def register_pool(self, geometry: PoolGeometry) -> None:
         """Let transfers touch a host pool in place, if its pages can move that way."""
@@ -72,7 +72,11 @@ class Tier:
                 self._registrations.append((engine, registration))
 
     def close(self) -> None:
-        """Wait a little for late transfers, then release everything. Idempotent."""
+        """Wait a little for late transfers, then release everything. Idempotent.
+
+        Staging memory that they may still touch is kept until they have ended.
+        """
+        self.guard.close()
         ended = all([self.reader.drain(), self.writer.drain()])
         self.store.close()
         while self._registrations:
@@ -80,35 +84,56 @@ class Tier:
             engine.deregister(registration)
         self.reader.close()
         self.writer.close()
+        if not ended:
+            logger.warning("transfers are still in flight; their staging memory is kept")
+            _kept.append((self.buffer, (self.reader, self.writer)))
+        _release_kept()
         if ended:
             self.buffer.release()
-        else:
-            logger.warning("transfers are still in flight; their staging memory is not released")
+
+
+_kept: list[tuple[HostBuffer, tuple[Engine, Engine]]] = []
+"""Staging memory of closed tiers with late transfers: its mapping goes with the last reference."""
+
+
+def _release_kept() -> None:
+    for kept in list(_kept):
+        buffer, engines = kept
+        if not any(engine.late_transfers for engine in engines):
+            _kept.remove(kept)
+            buffer.release()
 
 
 def assemble(settings: Settings) -> Tier:
-    """Build a tier. Raises SettingsError, StoreError, TransferError or HostMemoryError."""
+    """Build a tier. Raises SettingsError, StoreError, TransferError or HostMemoryError, with
+    everything released again."""
+    bucket = settings.bucket
+    with contextlib.ExitStack() as undo:
+        if bucket is None:
+            tier = _in_directories(settings, undo)
+        else:
+            tier = _in_bucket(settings, bucket, undo)
+        undo.pop_all()
+    return tier
+
+
+def _in_directories(settings: Settings, undo: contextlib.ExitStack) -> Tier:
     directories = [Path(url.path) for url in settings.store]
+    is_shared = settings.store[0].scheme == "files"
     make_directories(settings.in_tree_directories)
-    if _is_shared(settings):
+    # The store does this again, but a directory of something else must not be written to before.
+    if is_shared:
         FilesRoot(directories[0]).prepare()
     else:
         SlabRoot(directories).prepare()
     choice = choose_io(settings, directories)
     for note in choice.notes:
         logger.warning("%s", note)
-    reader = TransferEngine(choice.plugin, choice.parameters)
-    writer = TransferEngine(choice.plugin, choice.parameters)
-    buffer = allocate(
-        settings.staging, hugepages=settings.hugepages, hugepage_size=settings.hugepage_size
-    )
-    staging = StagingArena(buffer)
-    registrations = [
-        (engine, engine.register_memory(buffer.address, staging.nbytes))
-        for engine in (reader, writer)
-    ]
+    buffer = _staging_memory(settings, undo)
+    reader = _entered(undo, TransferEngine(choice.plugin, choice.parameters))
+    writer = _entered(undo, TransferEngine(choice.plugin, choice.parameters))
     store: Store
-    if _is_shared(settings):
+    if is_shared:
         store = FilesStore(
             directories[0],
             capacity_bytes=settings.capacity,
@@ -126,6 +151,64 @@ def assemble(settings: Settings) -> Tier:
             direct_io=choice.direct_io,
             busy_timeout_s=settings.deadline,
         )
+    undo.callback(store.close)
+    return _tier(settings, choice, reader, writer, buffer, store)
+
+
+def _in_bucket(settings: Settings, bucket: Bucket, undo: contextlib.ExitStack) -> Tier:
+    # Only here, because a store in directories needs none of the libraries behind them.
+    from hicache_nixl.credentials import CredentialResolver
+    from hicache_nixl.stores.objects import ObjectsStore
+    from hicache_nixl.stores.objects_engines import plan_engines
+
+    retries = fail_fast()
+    resolver = CredentialResolver.of(bucket)
+    plan = plan_engines(bucket, resolver, timeout_s=settings.deadline)
+    buffer = _staging_memory(settings, undo)
+    reader = _entered(undo, ObjectEngine(plan.plugin, plan.parameters))
+    writer = _entered(undo, ObjectEngine(plan.plugin, plan.parameters))
+    store = ObjectsStore(
+        bucket,
+        reader=reader,
+        writer=writer,
+        timeout_s=settings.deadline,
+        resolver=resolver,
+        plan=plan,
+    )
+    undo.callback(store.close)
+    verdict = store.prepare(create_bucket=settings.create_bucket)
+    found = BucketFindings(bucket, plan.plugin, verdict, plan.note, retries)
+    choice = IoChoice(plan.plugin, None, {}, direct_io=False)
+    return _tier(settings, choice, reader, writer, buffer, store, found)
+
+
+def _staging_memory(settings: Settings, undo: contextlib.ExitStack) -> HostBuffer:
+    buffer = allocate(
+        settings.staging, hugepages=settings.hugepages, hugepage_size=settings.hugepage_size
+    )
+    undo.callback(buffer.release)
+    return buffer
+
+
+def _entered(undo: contextlib.ExitStack, engine: AnyEngine) -> AnyEngine:
+    undo.callback(engine.close)
+    return engine
+
+
+def _tier(
+    settings: Settings,
+    choice: IoChoice,
+    reader: Engine,
+    writer: Engine,
+    buffer: HostBuffer,
+    store: Store,
+    found: BucketFindings | None = None,
+) -> Tier:
+    staging = StagingArena(buffer)
+    registrations = [
+        (engine, engine.register_memory(buffer.address, staging.nbytes))
+        for engine in (reader, writer)
+    ]
     mover = RecordMover(
         reader=reader,
         writer=writer,
@@ -133,90 +216,17 @@ def assemble(settings: Settings) -> Tier:
         direct_io=choice.direct_io,
         checks_payload=settings.verify == "full",
     )
-    return Tier(settings, choice, reader, writer, staging, store, mover, buffer, registrations)
-
-
-def _is_shared(settings: Settings) -> bool:
-    return settings.store[0].scheme == "files"
-
-
-def choose_io(settings: Settings, directories: Sequence[Path]) -> IoChoice:
-    """What works here, by trying it: O_DIRECT in every directory, then the plug-in and its queue.
-
-    Falls back from O_DIRECT to buffered I/O and from io_uring to AIO, with a note each. A plug-in
-    that was asked for by name and does not work is a SettingsError.
-    """
-    notes = []
-    direct_io = settings.use_direct_io
-    if direct_io:
-        refused = {d: why for d in directories if (why := direct_io_refused(d)) is not None}
-        for directory, why in refused.items():
-            direct_io = False
-            notes.append(
-                f"O_DIRECT is refused in {directory} ({why}); using buffered I/O. Use a file "
-                "system that has it, such as ext4 or XFS, or set use_direct_io=false"
-            )
-    wanted = "posix" if settings.plugin == "auto" else settings.plugin
-    if wanted not in PLUGINS:
-        raise SettingsError(
-            f"plugin={wanted!r} cannot serve a store in a directory; use one of "
-            f"{', '.join(PLUGINS)}"
-        )
-    plugin = PLUGINS[wanted]
-    given = settings.parameters_for(wanted)
-    if plugin != "POSIX":
-        try:
-            _try(plugin, given, directories[0], direct_io)
-        except (TransferError, OSError) as error:
-            raise SettingsError(
-                f"plugin={wanted!r} does not work here: {error}; use plugin=auto"
-            ) from error
-        return IoChoice(plugin, None, given, direct_io, tuple(notes))
-    queues = ["aio"] if settings.queue == "aio" else ["uring", "aio"]
-    for queue in queues:
-        try:
-            parameters = given | QUEUE_PARAMETERS[queue]
-            _try(plugin, parameters, directories[0], direct_io)
-        except (TransferError, OSError) as error:
-            if queue == queues[-1]:
-                raise TransferError(
-                    f"no I/O queue of NIXL's POSIX plug-in works in {directories[0]}: {error}"
-                ) from error
-            notes.append(f"io_uring does not work here ({error}); using AIO")
-            continue
-        return IoChoice(plugin, queue, parameters, direct_io, tuple(notes))
-    raise AssertionError("unreachable: the last queue returns or raises")
-
-
-def _try(plugin: str, parameters: dict[str, str], directory: Path, direct_io: bool) -> None:
-    """Write a block and read it back through a plug-in. Raises what goes wrong."""
-    engine = TransferEngine(plugin, parameters)  # first: it often fails, and must leave no file
-    path = directory / f".probe-{os.getpid()}-{secrets.token_hex(4)}"
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | (os.O_DIRECT if direct_io else 0)
-    descriptor = os.open(path, flags, 0o600)
-    registrations = []
-    try:
-        os.ftruncate(descriptor, ALIGNMENT)  # not every file system can allocate
-        block = mmap.mmap(-1, 2 * ALIGNMENT)
-        view = np.frombuffer(block, np.uint8)
-        view[:ALIGNMENT] = np.frombuffer(secrets.token_bytes(ALIGNMENT), np.uint8)
-        address = view.ctypes.data
-        registrations = [
-            engine.register_memory(address, 2 * ALIGNMENT),
-            engine.register_file(descriptor, ALIGNMENT),
-        ]
-        for operation, at in (("WRITE", address), ("READ", address + ALIGNMENT)):
-            transfer = engine.post(
-                "WRITE" if operation == "WRITE" else "READ",
-                np.array([[at, ALIGNMENT, 0]], np.uint64),
-                np.array([[0, ALIGNMENT, descriptor]], np.uint64),
-            )
-            transfer.wait(float("inf"))
-        if not np.array_equal(view[:ALIGNMENT], view[ALIGNMENT:]):
-            raise TransferError("what was read is not what was written")
-    finally:
-        for registration in registrations:
-            engine.deregister(registration)
-        engine.close()
-        os.close(descriptor)
-        path.unlink()
+    guard = Guard(store, deadline_s=settings.deadline)
+    return Tier(
+        settings,
+        choice,
+        reader,
+        writer,
+        staging,
+        store,
+        guard,
+        mover,
+        buffer,
+        found,
+        registrations,
+    )

@@ -1,28 +1,29 @@
 """Store URLs: where a store is, as text and as a value.
 
-This module owns the URL grammar. It must not know what a store does with its URL, nor look at
-the disk beyond resolving links to find one directory given twice.
+This module owns the URL grammar; `object_url` owns what object stores take in it. It must not know
+what a store does with its URL, nor look at the disk beyond resolving links to find one directory
+given twice.
 
     slab:///nvme0/hicache                         local disk
     files:///mnt/3fs/hicache                      shared file system
     s3://bucket/prefix?endpoint=http://host:9000  object store
-    azure://container/prefix                      object store
+    azure://container/prefix?account_url=…        object store
 
 Characters with a meaning in a URL are percent-encoded in paths: `%25 %23 %2C %3F`.
 """
 
 import os
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from hicache_nixl.errors import SettingsError
+from hicache_nixl.object_url import check_bucket, check_parameter, check_prefix
 from hicache_nixl.sources import looks_like_credential, nearest
 
-SCHEMES = ("slab", "files", "s3", "azure")
-SERVED_SCHEMES = ("slab", "files")
 _DIRECTORY_SCHEMES = ("slab", "files")
+OBJECT_SCHEMES = ("s3", "azure")
+SCHEMES = (*_DIRECTORY_SCHEMES, *OBJECT_SCHEMES)
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://", re.ASCII)
 _HINT = 'write for example "slab:///nvme0/hicache"'
 
@@ -32,7 +33,7 @@ class StoreUrl:
     """One store location.
 
     `path` is an absolute directory for slab and files, "bucket" or "bucket/prefix" otherwise.
-    `params` are the query's pairs in order, names unique, none of them a credential.
+    `params` are the query's pairs in order, names unique and canonical, none of them a credential.
     """
 
     scheme: str
@@ -44,6 +45,29 @@ class StoreUrl:
         query = "&".join(f"{quote(k, safe='')}={quote(v, safe=':/')}" for k, v in self.params)
         return f"{self.scheme}://{quote(os.fsencode(self.path))}" + (f"?{query}" if query else "")
 
+    @property
+    def is_directory(self) -> bool:
+        """Whether the store lies in a directory, not in a bucket."""
+        return self.scheme in _DIRECTORY_SCHEMES
+
+    @property
+    def bucket(self) -> str:
+        """The bucket of an object store."""
+        return self.path.partition("/")[0]
+
+    @property
+    def prefix(self) -> str:
+        """The prefix in the bucket, or ""."""
+        return self.path.partition("/")[2]
+
+    def parameter(self, name: str) -> str | None:
+        """The value of a parameter, by its canonical name."""
+        return dict(self.params).get(name)
+
+    def with_parameter(self, name: str, value: str) -> "StoreUrl":
+        """This location, with one parameter more."""
+        return StoreUrl(self.scheme, self.path, (*self.params, (name, value)))
+
 
 def parse_store_urls(value: object) -> tuple[StoreUrl, ...]:
     """The stores in `value`: a URL, a comma-separated text of URLs, or a list of either.
@@ -54,7 +78,7 @@ def parse_store_urls(value: object) -> tuple[StoreUrl, ...]:
     urls = tuple(_each(value))
     seen: dict[str, StoreUrl] = {}
     for url in urls:
-        place = os.path.realpath(url.path) if url.scheme in _DIRECTORY_SCHEMES else str(url)
+        place = os.path.realpath(url.path) if url.is_directory else f"{url.scheme}://{url.path}"
         other = seen.setdefault(place, url)
         if other is not url:
             raise SettingsError(
@@ -65,14 +89,18 @@ def parse_store_urls(value: object) -> tuple[StoreUrl, ...]:
     return urls
 
 
-def refuse_unserved(urls: Sequence[StoreUrl]) -> None:
-    """Raise `SettingsError` for a well-formed URL whose kind of store this version lacks."""
-    for url in urls:
-        if url.scheme not in SERVED_SCHEMES:
-            raise SettingsError(
-                f"{url.scheme}:// stores are not served by this version, which serves slab:// "
-                f"(a directory on a local disk) and files:// (on a shared file system); {_HINT}"
-            )
+def object_store(
+    scheme: str, bucket: str, prefix: str, params: tuple[tuple[str, str], ...] = ()
+) -> StoreUrl:
+    """The store in a bucket, canonical. Raises `SettingsError` for a name or parameter."""
+    place = f"{check_bucket(scheme, bucket)}/{check_prefix(prefix)}".rstrip("/")
+    checked: dict[str, str] = {}
+    for name, value in params:
+        own, canonical = check_parameter(scheme, name, value)
+        if own in checked:
+            raise SettingsError(f"the parameters {own!r} and {name!r} are the same; keep one")
+        checked[own] = canonical
+    return StoreUrl(scheme, place, tuple(checked.items()))
 
 
 def slab_directory(path: str) -> StoreUrl:
@@ -145,7 +173,7 @@ def _parse(text: str) -> StoreUrl:
         return StoreUrl(scheme, slab_directory(path).path)
     if not parts.netloc:
         raise SettingsError(f"{_shown(text)} names no bucket; write for example s3://bucket/prefix")
-    return StoreUrl(scheme, f"{parts.netloc}/{path.strip('/')}".rstrip("/"), params)
+    return object_store(scheme, parts.netloc, path, params)
 
 
 def _params(text: str, query: str) -> tuple[tuple[str, str], ...]:
@@ -154,7 +182,8 @@ def _params(text: str, query: str) -> tuple[tuple[str, str], ...]:
     for name, value in params:
         if looks_like_credential(name) or "@" in value:
             raise SettingsError(
-                f"{_shown(text)} has the parameter {name!r}; a store URL carries no credential"
+                f"{_shown(text)} has the parameter {name!r}; a store URL carries no credential, "
+                "set credentials_file or profile beside store"
             )
         if names.count(name) > 1:
             raise SettingsError(f"{_shown(text)} has the parameter {name!r} twice; keep one")

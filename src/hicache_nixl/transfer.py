@@ -1,10 +1,10 @@
 """NIXL: agents, plug-ins, registrations and transfers. The only module that imports nixl.
 
 A `TransferEngine` is one NIXL agent with one plug-in. It moves bytes between registered host memory
-and registered files; what a page is, it does not know. Reading and writing each have an engine of
-their own, so that a backup never waits in the queue of a prefetch.
+and registered files or objects; what a page is, it does not know. Reading and writing each have an
+engine of their own, so that a backup never waits in the queue of a prefetch.
 
-Facts about NIXL 1.5 that shape this module (seen on its POSIX plug-in):
+Facts about NIXL 1.5 that shape this module, seen on its POSIX plug-in:
 - an error is raised by `check_xfer_state`; the value "ERR" exists in the API as well;
 - one bad descriptor fails its whole transfer, although others may have been moved; the error is
   reported only after the rest was cancelled or has ended, so a failed transfer touches nothing;
@@ -14,34 +14,44 @@ Facts about NIXL 1.5 that shape this module (seen on its POSIX plug-in):
 - the memory side's length is not looked at: the file side's is what is moved;
 - more extents in flight than its pool holds are refused after some of them were queued;
 - a released transfer may still be in the kernel: nothing here is released before it has ended.
+Seen on OBJ:
+- one error fails a whole transfer, so each object has a transfer of its own;
+- a check tells of the end, well or badly, after the last byte was written, and holds nothing up;
+- releasing a transfer in flight, or destroying an agent that has some, blocks for seconds, the
+  latter with the GIL held, and memory is written afterwards all the same.
 """
 
+import atexit
 import contextlib
+import itertools
 import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
-import numpy as np
-import numpy.typing as npt
-
 from hicache_nixl.errors import DeadlineExceededError, TransferError
+from hicache_nixl.registrations import Descriptors, Registration, Registrations
 
 logger = logging.getLogger(__name__)
 
 Operation = Literal["READ", "WRITE"]
-Descriptors = npt.NDArray[np.uint64]
-"""Shape (n, 3): address or file offset, bytes, device id (0 for memory, or a file descriptor)."""
+
+OBJECT_PLUGINS = ("OBJ", "AZURE_BLOB")
+"""Plug-ins that move objects; all others move files."""
 
 _EXTENTS_PER_POLL = 64
 _EXTENTS_IN_FLIGHT = 65536
 _SHORT_WAIT_S = 20e-6
 _LONG_WAIT_S = 300e-6
 _LATE_WAIT_S = 20e-3
-_CLOSE_WAIT_S = 5.0
+CLOSE_WAIT_S = 5.0
+"""How long `drain` waits if it is not told."""
+
+_object_ids = itertools.count(1)  # device ids of objects, unique in the process
 
 QUEUE_PARAMETERS: dict[str, dict[str, str]] = {
     "uring": {"use_uring": "true"},
@@ -56,16 +66,6 @@ def quiet_nixl() -> None:
     logging.getLogger("nixl").setLevel(logging.WARNING)
 
 
-class Registration:
-    """Memory or a file that an engine may touch. Ends with `TransferEngine.deregister`."""
-
-    def __init__(self, handle: Any, kind: str, start: int, nbytes: int) -> None:
-        self.handle = handle
-        self.kind = kind
-        self.start = start
-        self.nbytes = nbytes
-
-
 class Transfer:
     """One posted transfer. Belongs to the thread that posted it until it is abandoned."""
 
@@ -73,8 +73,15 @@ class Transfer:
         self._engine = engine
         self._handle = handle  # None once the transfer has ended
         self._extents = extents
-        self._error: TransferError | None = None
+        self.error: TransferError | None = None
+        """Why it has ended badly, if it has."""
         self.done = False
+        """Whether it has ended well."""
+
+    @property
+    def late(self) -> bool:
+        """Whether it has not ended, as of the last poll."""
+        return self._handle is not None
 
     def poll(self) -> bool:
         """Make progress; True when the transfer has ended well. Never blocks.
@@ -83,8 +90,8 @@ class Transfer:
         """
         if self._handle is not None:
             self._engine._poll(self)
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
         return self.done
 
     def wait(self, deadline: float) -> None:
@@ -113,19 +120,21 @@ class Transfer:
         runs on a thread of the engine, which lives as long as there are late transfers; it may use
         the engine, and what it raises is logged.
         """
-        self._engine._abandon(self, on_end)
+        self._engine.abandon([self], on_end)
 
 
 class TransferEngine:
     """One NIXL agent with one plug-in.
 
     Safe for threads: NIXL calls are serialized, waiting is not. Registration is meant to be rare
-    (once per file and host pool); transfers refer to it.
+    (once per file and host pool, once for many objects); transfers refer to it.
 
     Args:
         plugin: NIXL's name of it, such as "POSIX".
-        parameters: what the plug-in is created with.
+        parameters: what the plug-in is created with. Their values are never shown.
     """
+
+    always_staged = False
 
     def __init__(self, plugin: str, parameters: dict[str, str]) -> None:
         try:
@@ -135,12 +144,12 @@ class TransferEngine:
                 f"nixl cannot be imported ({error}); install it: pip install nixl nixl-cu12"
             ) from error
         self.plugin = plugin
-        self._lock = threading.Lock()
+        self._segment = "OBJ" if plugin in OBJECT_PLUGINS else "FILE"
+        self._lock = threading.RLock()
         self._extents_in_flight = 0
-        self._late: list[tuple[Transfer, Callable[[], None]]] = []
+        self._late: list[tuple[Sequence[Transfer], Callable[[], None]]] = []
         self._watcher: threading.Thread | None = None
-        self._memory: list[tuple[int, int]] = []  # (start, end), by start
-        self._files: dict[int, int] = {}  # descriptor -> bytes
+        self._registrations = Registrations()
         self._closed = False
         self._name = f"hicache-nixl-{uuid.uuid4()}"
         config = nixl_agent_config(
@@ -156,6 +165,7 @@ class TransferEngine:
                     f"NIXL has no plug-in {plugin!r}; it has {self._agent.get_plugin_list()}"
                 )
             self._agent.create_backend(plugin, parameters)
+        _engines.add(self)
 
     # -- registrations ------------------------------------------------------------------------
 
@@ -164,14 +174,10 @@ class TransferEngine:
 
         TransferError if some of it is registered already: NIXL would find neither.
         """
-        what = f"memory {address:#x}+{nbytes}"
-        with self._lock, _as_transfer_error(f"{what} cannot be registered"):
-            if any(address < end and start < address + nbytes for start, end in self._memory):
-                raise TransferError(f"{what} overlaps memory that is registered already")
-            descriptors = self._agent.get_reg_descs([(address, nbytes, 0, "")], "DRAM")
-            handle = self._agent.register_memory(descriptors, backends=[self.plugin])
-            self._memory = sorted([*self._memory, (address, address + nbytes)])
-        return Registration(handle, "DRAM", address, nbytes)
+        with self._lock, _as_transfer_error(f"memory {address:#x}+{nbytes} cannot be registered"):
+            self._registrations.check_free(address, nbytes)
+            handle = self._register([(address, nbytes, 0, "")], "DRAM")
+            return self._noted(Registration(handle, start=address, nbytes=nbytes))
 
     def register_file(self, descriptor: int, nbytes: int) -> Registration:
         """Let transfers touch the first `nbytes` of an open file.
@@ -180,12 +186,18 @@ class TransferEngine:
         only once until it is deregistered.
         """
         with self._lock, _as_transfer_error(f"file descriptor {descriptor} cannot be registered"):
-            if descriptor in self._files:
-                raise TransferError(f"file descriptor {descriptor} is registered already")
-            descriptors = self._agent.get_reg_descs([(0, nbytes, descriptor, "")], "FILE")
-            handle = self._agent.register_memory(descriptors, backends=[self.plugin])
-            self._files[descriptor] = nbytes
-        return Registration(handle, "FILE", descriptor, nbytes)
+            self._registrations.check_unknown(descriptor)
+            handle = self._register([(0, nbytes, descriptor, "")], "FILE")
+            return self._noted(Registration(handle, nbytes=nbytes, devices=(descriptor,)))
+
+    def register_objects(self, names: Sequence[str], nbytes: int) -> Registration:
+        """Let transfers touch objects of `nbytes` each, whose ids are the registration's devices.
+        Nothing is asked of the server."""
+        devices = tuple(next(_object_ids) for _ in names)
+        with self._lock, _as_transfer_error(f"{len(names)} objects cannot be registered"):
+            rows = [(0, nbytes, *named) for named in zip(devices, names, strict=True)]
+            handle = self._register(rows, "OBJ")
+            return self._noted(Registration(handle, nbytes=nbytes, devices=devices))
 
     def deregister(self, registration: Registration) -> None:
         """End a registration. A second call does nothing (NIXL might free twice)."""
@@ -193,55 +205,92 @@ class TransferEngine:
             handle, registration.handle = registration.handle, None
             if handle is None or self._agent is None:
                 return
-            if registration.kind == "FILE":
-                del self._files[registration.start]
-            else:
-                self._memory.remove((registration.start, registration.start + registration.nbytes))
-            with _as_transfer_error(f"a {registration.kind} registration cannot be ended"):
+            self._registrations.remove(registration)
+            with _as_transfer_error("a registration cannot be ended"):
                 self._agent.deregister_memory(handle, backends=[self.plugin])
+
+    def _register(self, rows: list[tuple[int, int, int, str]], kind: str) -> Any:
+        if self._agent is None:
+            raise TransferError("the transfer engine is closed")
+        descriptors = self._agent.get_reg_descs(rows, kind)
+        return self._agent.register_memory(descriptors, backends=[self.plugin])
+
+    def _noted(self, registration: Registration) -> Registration:
+        self._registrations.add(registration)
+        return registration
 
     # -- transfers ----------------------------------------------------------------------------
 
-    def post(self, operation: Operation, memory: Descriptors, file: Descriptors) -> Transfer:
-        """Start moving memory[i] to file[i] (WRITE) or back (READ). Returns at once.
+    def post(self, operation: Operation, memory: Descriptors, place: Descriptors) -> Transfer:
+        """Start moving memory[i] to place[i] (WRITE) or back (READ). Returns at once.
 
         Raises TransferError when an extent lies outside of every live registration, or when the
         plug-in refuses.
         """
         extents = len(memory)
         with self._lock, _as_transfer_error(f"a {operation} of {extents} extents failed"):
-            if self._closed:
-                raise TransferError("the transfer engine is closed")
-            if self._extents_in_flight + extents > _EXTENTS_IN_FLIGHT:
-                raise TransferError(
-                    f"{self._extents_in_flight} extents are in flight; {extents} more would be "
-                    f"above the limit of {_EXTENTS_IN_FLIGHT}"
-                )
-            self._check_registered(memory, file)
-            handle = self._agent.initialize_xfer(
-                operation,
-                self._agent.get_xfer_descs(memory, "DRAM"),
-                self._agent.get_xfer_descs(file, "FILE"),
-                self._name,
-                backends=[self.plugin],
-            )
-            transfer = Transfer(self, handle, extents)
-            self._extents_in_flight += extents
-            self._settle(transfer, self._agent.transfer)
+            self._check(memory, place)
+            transfer = self._start(operation, memory, place)
             for _ in range((extents - 1) // _EXTENTS_PER_POLL):  # submit the rest, too
                 if transfer._handle is not None:
                     self._settle(transfer, self._agent.check_xfer_state)
-        if transfer._error is not None:
-            raise transfer._error
+        if transfer.error is not None:
+            raise transfer.error
         return transfer
 
-    def drain(self, *, wait_s: float = _CLOSE_WAIT_S) -> bool:
+    def post_each(
+        self, operation: Operation, memory: Descriptors, place: Descriptors
+    ) -> list[Transfer]:
+        """As `post`, with a transfer for each extent. What the plug-in refuses has ended badly.
+
+        Raises TransferError, with nothing started, when an extent lies outside of every live
+        registration.
+        """
+        with self._lock:
+            self._check(memory, place)
+        transfers = []
+        for row in range(len(memory)):
+            one = slice(row, row + 1)
+            with self._lock:  # not for all of them: others poll meanwhile
+                try:
+                    transfers.append(self._start(operation, memory[one], place[one]))
+                except Exception as error:  # noqa: BLE001 - as in `_settle`
+                    transfers.append(failed := Transfer(self, None, 1))
+                    failed.error = TransferError(f"the transfer failed: {_one_line(error)}")
+        return transfers
+
+    def _check(self, memory: Descriptors, place: Descriptors) -> None:
+        """TransferError if these extents cannot be posted; the lock is held."""
+        if self._closed:
+            raise TransferError("the transfer engine is closed")
+        if self._extents_in_flight + len(memory) > _EXTENTS_IN_FLIGHT:
+            raise TransferError(
+                f"{self._extents_in_flight} extents are in flight; {len(memory)} more would be "
+                f"above the limit of {_EXTENTS_IN_FLIGHT}"
+            )
+        self._registrations.check(memory, place)
+
+    def _start(self, operation: Operation, memory: Descriptors, place: Descriptors) -> Transfer:
+        """Post what was checked; the lock is held."""
+        handle = self._agent.initialize_xfer(
+            operation,
+            self._agent.get_xfer_descs(memory, "DRAM"),
+            self._agent.get_xfer_descs(place, self._segment),
+            self._name,
+            backends=[self.plugin],
+        )
+        transfer = Transfer(self, handle, len(memory))
+        self._extents_in_flight += len(memory)
+        self._settle(transfer, self._agent.transfer)
+        return transfer
+
+    def drain(self, *, wait_s: float = CLOSE_WAIT_S) -> bool:
         """Take no more transfers and wait up to `wait_s` seconds for those in flight; True if
         none is left. Idempotent."""
         deadline = time.monotonic() + wait_s
         with self._lock:
             self._closed = True
-        while not (idle := self._idle()) and time.monotonic() < deadline:
+        while not (idle := self.is_idle) and time.monotonic() < deadline:
             time.sleep(_LONG_WAIT_S)
         return idle
 
@@ -254,35 +303,13 @@ class TransferEngine:
     @property
     def late_transfers(self) -> int:
         """Abandoned transfers that have not ended yet."""
-        return len(self._late)
+        return sum(len(transfers) for transfers, _ in self._late)
 
-    def _idle(self) -> bool:
+    @property
+    def is_idle(self) -> bool:
+        """Whether no transfer is in flight, and nothing waits for the end of one."""
         with self._lock:
             return self._extents_in_flight == 0 and not self._late
-
-    def _check_registered(self, memory: Descriptors, file: Descriptors) -> None:
-        if memory.shape != file.shape or (memory[:, 1] != file[:, 1]).any():
-            raise TransferError("memory and file extents differ in number or length")
-        starts = np.array([start for start, _ in self._memory], np.uint64)
-        ends = np.array([0, *(end for _, end in self._memory)], np.uint64)
-        address, nbytes = memory[:, 0], memory[:, 1]
-        limits = ends[np.searchsorted(starts, address, side="right")]
-        outside = (address > limits) | (nbytes > limits - address)
-        if outside.any():
-            first = int(outside.argmax())
-            raise TransferError(
-                f"memory {int(address[first]):#x}+{nbytes[first]} lies in no registration"
-            )
-        offset, nbytes = file[:, 0], file[:, 1]
-        known, which = np.unique(file[:, 2], return_inverse=True)
-        limits = np.array([self._files.get(d, 0) for d in known.tolist()], np.uint64)[which]
-        outside = (offset > limits) | (nbytes > limits - offset)
-        if outside.any():
-            first = int(outside.argmax())
-            raise TransferError(
-                f"file descriptor {file[first, 2]} is registered for {limits[first]} bytes, not "
-                f"for {nbytes[first]} at offset {offset[first]}"
-            )
 
     def _settle(self, transfer: Transfer, call: Callable[[Any], str]) -> None:
         """Run a NIXL call that reports a transfer's state; the lock is held."""
@@ -293,8 +320,8 @@ class TransferEngine:
                 raise TransferError("NIXL reports ERR")
             transfer.done = state == "DONE"
         except Exception as error:  # noqa: BLE001 - NIXL raises its own types, all meaning "failed"
-            transfer._error = TransferError(f"the transfer failed: {_one_line(error)}")
-        if transfer.done or transfer._error is not None:
+            transfer.error = TransferError(f"the transfer failed: {_one_line(error)}")
+        if transfer.done or transfer.error is not None:
             transfer._handle = None
             self._extents_in_flight -= transfer._extents
             try:
@@ -307,13 +334,14 @@ class TransferEngine:
             if transfer._handle is not None:
                 self._settle(transfer, self._agent.check_xfer_state)
 
-    def _abandon(self, transfer: Transfer, on_end: Callable[[], None]) -> None:
+    def abandon(self, transfers: Sequence[Transfer], on_end: Callable[[], None]) -> None:
+        """As `Transfer.abandon`, for several: `on_end` is called when all have ended."""
         logger.warning(
-            "a transfer of %d extents is late; its buffers stay reserved until it ends",
-            transfer._extents,
+            "%d extents are late; their buffers stay reserved until they end",
+            sum(transfer._extents for transfer in transfers if transfer.late),
         )
         with self._lock:
-            self._late.append((transfer, on_end))
+            self._late.append((transfers, on_end))
             if self._watcher is None:
                 watcher = threading.Thread(
                     target=self._watch_late, name="hicache-nixl-late", daemon=True
@@ -324,11 +352,11 @@ class TransferEngine:
     def _watch_late(self) -> None:
         pause = _SHORT_WAIT_S
         while True:
+            for transfers, _ in self._late:
+                for transfer in transfers:
+                    self._poll(transfer)
             with self._lock:
-                for transfer, _ in self._late:
-                    if transfer._handle is not None:
-                        self._settle(transfer, self._agent.check_xfer_state)
-                ended = [late for late in self._late if late[0]._handle is None]
+                ended = [late for late in self._late if not any(t.late for t in late[0])]
             for _, on_end in ended:
                 try:
                     on_end()
@@ -341,6 +369,17 @@ class TransferEngine:
                     return
             time.sleep(pause)
             pause = min(pause * 1.5, _LATE_WAIT_S)
+
+
+_engines: weakref.WeakSet[TransferEngine] = weakref.WeakSet()
+
+
+@atexit.register
+def _keep_threads_out() -> None:
+    """A daemon thread inside of NIXL when the interpreter ends would abort the process. From here
+    on only the thread that ends it gets in."""
+    for engine in list(_engines):
+        engine._lock.acquire()
 
 
 @contextmanager

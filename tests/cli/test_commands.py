@@ -3,25 +3,14 @@
 import json
 import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from commands import run, run_json
+from typer.testing import CliRunner
 
 from hicache_nixl import __version__
 from hicache_nixl.cli.main import app
-
-
-def run(*args: str, code: int = 0, answer: str | None = None) -> Result:
-    """Call a command; its exit code must be `code`."""
-    result = CliRunner().invoke(app, args, input=answer)
-    assert result.exit_code == code, result.output
-    return result
-
-
-def run_json(*args: str, code: int = 0) -> Any:
-    """Call a command with --json; standard output must be one JSON document."""
-    return json.loads(run(*args, "--json", code=code).stdout)
+from s3_server import S3Address
 
 
 def url(store: str | Path) -> list[str]:
@@ -29,7 +18,7 @@ def url(store: str | Path) -> list[str]:
     return ["--store", store if isinstance(store, str) else f"slab://{store}"]
 
 
-@pytest.mark.parametrize("command", ["probe", "launch-args", "ls", "verify", "clear"])
+@pytest.mark.parametrize("command", ["probe", "launch-args", "ls", "verify", "clear", "lifecycle"])
 def test_help_has_an_example(command: str) -> None:
     """Every command explains itself with an example."""
     assert f"hicache-nixl {command}" in run(command, "--help").output
@@ -54,16 +43,28 @@ def test_ls_names_models_and_pages(store: str) -> None:
     assert all(row["bytes"] > 0 and row["newest_use_ns"] > 0 for row in rows)
 
 
-def test_verify_finds_and_repairs_damage(store: str) -> None:
-    """verify reads every page, forgets damaged ones with exit code 1, and is content afterwards."""
-    assert run_json("verify", *url(store)) != {}
-    assert "12 pages are right" in run("verify", *url(store)).output
-    kind, _, directory = store.partition("://")
-    files = Path(directory).glob("*.slab" if kind == "slab" else "namespaces/*/??/??/?*")
-    with next(files).open("r+b") as file:  # the payload of the first page
+def damage_first_page(store: str, s3: S3Address) -> None:
+    """Flip a bit in the payload of one page."""
+    kind, _, place = store.partition("://")
+    if kind == "s3":
+        bucket, _, prefix = place.partition("?")[0].partition("/")
+        name = s3.keys(bucket, f"{prefix}/pages/")[0]
+        record = s3.client().get_object(Bucket=bucket, Key=name)["Body"].read()
+        record = bytes([record[0] ^ 1]) + record[1:]
+        s3.client().put_object(Bucket=bucket, Key=name, Body=record)
+        return
+    files = Path(place).glob("*.slab" if kind == "slab" else "namespaces/*/??/??/?*")
+    with next(files).open("r+b") as file:
         byte = file.read(1)
         file.seek(0)
         file.write(bytes([byte[0] ^ 1]))
+
+
+def test_verify_finds_and_repairs_damage(store: str, s3: S3Address) -> None:
+    """verify reads every page, forgets damaged ones with exit code 1, and is content afterwards."""
+    assert run_json("verify", *url(store)) != {}
+    assert "12 pages are right" in run("verify", *url(store)).output
+    damage_first_page(store, s3)
     assert "11 pages are right, 1 were damaged" in run("verify", *url(store), code=1).output
     assert "11 pages are right, 0" in run("verify", *url(store)).output
 
@@ -120,7 +121,11 @@ def test_launch_args_are_what_sglang_takes(tmp_path: Path) -> None:
     [
         (["probe", "--store", "slab:///a", "--set", "capcity=1GiB"], "capacity"),
         (["probe", "--store", "slab:///nowhere/at/all"], "/nowhere/at"),
-        (["ls", "--store", "s3://bucket/prefix"], "slab"),
+        (["ls", "--store", "s3://bucket/prefix?endpont=http://h"], "did you mean endpoint?"),
+        (["lifecycle", "--store", "slab:///a"], "rule is for s3://"),
+        (["lifecycle", "--store", "s3://bucket", "--expire-days", "0"], "below 1"),
+        (["lifecycle", "--store", "s3://bucket", "--expire-days", "1", "--remove"], "exclude"),
+        (["lifecycle", "--store", "azure://cc1?account_url=https://h"], "Azure"),
         (["launch-args", "--store", "relative/path"], "slab:///"),
     ],
 )

@@ -391,13 +391,14 @@ def test_late_reads_keep_their_files_open(root: Path) -> None:
 def test_failed_writes(root: Path) -> None:
     """Each page has its own result, and a slot that cannot be written is not tried again and again.
 
-    When nothing can be written, or time is up, it is not the slots.
+    When nothing can be written, or time is up, it is not the slots; the one is raised.
     """
     keys = chain_keys("a", 10)
     with open_plain(root) as tenant:
         mover = tenant.mover = TroubledMover()
         mover.failing = set(range(10))
-        assert not any(tenant.put(keys))
+        with pytest.raises(StoreError, match=r"10 pages in .* cannot be written"):
+            tenant.put(keys)
         assert check_slots(root).claimed == 0
         mover.failing = {0, 9}
         tenant.deadline_s = 0.01
@@ -437,7 +438,8 @@ def test_failed_reads_are_forgotten_only_beside_good_ones(root: Path) -> None:
         mover = tenant.mover = TroubledMover()
         tenant.put(keys)
         mover.failing = set(range(10))
-        assert not any(tenant.get(keys))
+        with pytest.raises(StoreError, match=r"10 pages in .* cannot be read"):
+            tenant.get(keys)
         assert tenant.exists(keys) == 10
         mover.failing = {4}
         assert tenant.get(keys) == [i != 4 for i in range(10)]
@@ -467,7 +469,7 @@ def test_index_in_trouble_leaves_no_claims(root: Path, monkeypatch: pytest.Monke
     """Slots of a put whose publication failed are given back by a later call."""
     keys = chain_keys("a", 10)
     with open_plain(root) as tenant:
-        index = tenant.store._index
+        index = tenant.store._opening.index
 
         def fail(*arguments: Any, **named: Any) -> None:
             raise StoreError("the index failed: disk I/O error")
@@ -478,10 +480,10 @@ def test_index_in_trouble_leaves_no_claims(root: Path, monkeypatch: pytest.Monke
             with pytest.raises(StoreError, match="disk I/O error"):
                 tenant.put(keys)
         assert check_slots(root).claimed == 10
-        assert tenant.store._space.holds_claims
+        assert tenant.store._opening.space.holds_claims
         assert all(tenant.put(chain_keys("b", 1)))
         assert check_slots(root).claimed == 0
-        assert not tenant.store._space.holds_claims
+        assert not tenant.store._opening.space.holds_claims
         with monkeypatch.context() as patch:
             patch.setattr(index, "touch", fail)
             tenant.store._next_housekeeping = 0
@@ -535,10 +537,10 @@ def test_buffered_uses_are_bounded(root: Path, monkeypatch: pytest.MonkeyPatch) 
         def fail(*arguments: Any, **named: Any) -> None:
             raise StoreError("locked")
 
-        monkeypatch.setattr(tenant.store._index, "touch", fail)
+        monkeypatch.setattr(tenant.store._opening.index, "touch", fail)
         for number in range(40):
             tenant.put(chain_keys("a", 2), prefix=chain_keys(number, 4000))
-        assert len(tenant.store._touched) < 80_000
+        assert len(tenant.store._opening.uses) < 80_000
         monkeypatch.undo()
 
 
@@ -612,7 +614,7 @@ def test_index_cut_under_a_running_store(root: Path) -> None:
     with open_plain(root) as tenant, open_plain(root) as other:
         for number in range(20):
             tenant.put(chain_keys(number, 128))
-        other.store._index._database._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        other.store._opening.index._database._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         path = root / "index.sqlite"
         os.truncate(path, path.stat().st_size // 2 // 1024 * 1024)
         for user in (tenant, other):

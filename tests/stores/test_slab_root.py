@@ -180,9 +180,11 @@ def test_strange_names_among_writers(root: Path) -> None:
 def test_claims_of_the_living_stay(root: Path) -> None:
     """Opening a store frees the slots of the dead, not of those who are writing."""
     with open_plain(root, **HOW) as tenant:
-        index = tenant.store._index
+        index = tenant.store._opening.index
         tenant.put(chain_keys("a", 1))
-        index.claim(count=3, record_bytes=8 * KIB, writer=tenant.store._root.writer, evict=False)
+        index.claim(
+            count=3, record_bytes=8 * KIB, writer=tenant.store._opening.root.writer, evict=False
+        )
         index.claim(count=4, record_bytes=8 * KIB, writer=b"\x01" * 16, evict=False)
         with open_plain(root, **HOW):
             assert check_slots(root).claimed == 3
@@ -201,7 +203,7 @@ def test_lock_is_waited_for_until_the_deadline(root: Path) -> None:
             assert not any(tenant.put(chain_keys("b", 5), prefix=chain_keys("a", 32)))
             assert 0.25 < time.monotonic() - start < 3
             assert all(tenant.get(chain_keys("a", 32)))
-        tenant.store._space._no_growth_until = 0
+        tenant.store._opening.space._no_growth_until = 0
         assert all(tenant.put(chain_keys("b", 5)))
 
 
@@ -461,12 +463,12 @@ def test_many_pages(root: Path) -> None:
     """300,000 pages: opening looks at segments only; a lost index takes a block a slot."""
     count, slots = 300_000, 16384
     with open_plain(root, segment=slots * 8 * KIB, capacity=20 * slots * 8 * KIB) as tenant:
-        number = tenant.store._numbers[tenant.namespace.digest]
+        number = tenant.store._opening.number(tenant.namespace.digest)
         make_pages(tenant.store, number, count, slots)
     how: dict[str, Any] = {"segment": slots * 8 * KIB, "capacity": 20 * slots * 8 * KIB}
     seen: list[str] = []
     with open_plain(root, **how) as tenant:
-        tenant.store._index._database._writer.set_trace_callback(seen.append)
+        tenant.store._opening.index._database._writer.set_trace_callback(seen.append)
         keys = many_keys(count - 128, count)
         assert tenant.exists(keys) == 128
         assert len(seen) == 1
@@ -480,12 +482,12 @@ def make_pages(store: SlabStore, number: int, count: int, slots: int) -> None:
     """Enter pages whose records were never written, in sparse files."""
     segments = {}
     for first in range(0, count, slots):
-        segment = SegmentFile(store._index.reserve_segment_id(), 0, 8 * KIB, slots)
-        with segment.path(store._root.directories).open("wb") as file:
+        segment = SegmentFile(store._opening.index.reserve_segment_id(), 0, 8 * KIB, slots)
+        with segment.path(store._opening.root.directories).open("wb") as file:
             file.truncate(segment.nbytes)
         segments[segment] = set(range(min(slots, count - first)))
     names = list(segments)
-    store._index.restore(
+    store._opening.index.restore(
         segments,
         (
             (page_hash(number, page), number, page, names[i // slots].id, i % slots,

@@ -163,9 +163,9 @@ def test_registrations_end_with_the_file(tmp_path: Path, monkeypatch: pytest.Mon
         segments = Segments(tmp_path, *both)
         before = open_files("segment-")
         segments.use(1, 2)
-        assert [len(engine._files) for engine in both] == [2, 2]
+        assert [len(engine._registrations._devices) for engine in both] == [2, 2]
         segments.table.drop({1})
-        assert [len(engine._files) for engine in both] == [1, 1]
+        assert [len(engine._registrations._devices) for engine in both] == [1, 1]
 
         def refuse(descriptor: int, nbytes: int) -> None:
             raise TransferError("no")
@@ -173,9 +173,9 @@ def test_registrations_end_with_the_file(tmp_path: Path, monkeypatch: pytest.Mon
         with monkeypatch.context() as patch:
             patch.setattr(both[1], "register_file", refuse)
             assert segments.use(3, 2) == [1]
-        assert [len(engine._files) for engine in both] == [1, 1]
+        assert [len(engine._registrations._devices) for engine in both] == [1, 1]
         segments.table.close()
-        assert [len(engine._files) for engine in both] == [0, 0]
+        assert [len(engine._registrations._devices) for engine in both] == [0, 0]
         assert open_files("segment-") == before
 
 

@@ -208,7 +208,7 @@ def test_concurrent_puts_of_one_prefix_leave_no_hole(root: Path) -> None:
     """A page that two calls store at once counts as used by the later one."""
     with open_plain(root, **SMALL) as tenant:
         front, rest = chain_keys("a", 8), chain_keys("a", 8, 8)
-        space = tenant.store._space
+        space = tenant.store._opening.space
         early = space.claim(8, SIZE, touches=(), namespace=1, in_use=(), deadline=float("inf"))
         assert all(tenant.put(chain_keys("b", 16)))
         assert all(tenant.put([*front, *rest]))
@@ -269,7 +269,7 @@ def test_sizes_that_alternate(root: Path) -> None:
 def test_segment_that_is_being_written_is_not_dropped(root: Path) -> None:
     """Neither for another size nor for a smaller budget."""
     with open_plain(root, segment=16 * SIZE, capacity=16 * SIZE, model="small") as small:
-        space = small.store._space
+        space = small.store._opening.space
         held = space.claim(4, SIZE, touches=(), namespace=1, in_use=(), deadline=float("inf"))
         with open_plain(
             root, segment=16 * SIZE, capacity=16 * SIZE, model="big", payload=28 * KIB
@@ -289,9 +289,9 @@ def test_growth_fills_the_emptiest_directory(tmp_path: Path) -> None:
     with open_plain(directories, segment=16 * SIZE, capacity=64 * SIZE) as tenant:
         tenant.put(chain_keys("a", 64))
         assert [allocated([d]) for d in directories] == [32 * SIZE] * 2
-        for segment in tenant.store._index.segments():
+        for segment in tenant.store._opening.index.segments():
             if segment.directory == 1:
-                assert tenant.store._space.drop(segment)
+                assert tenant.store._opening.space.drop(segment)
         assert all(tenant.put(chain_keys("b", 32)))
         assert [allocated([d]) for d in directories] == [32 * SIZE] * 2
         check_files(directories)
@@ -320,21 +320,22 @@ def test_directory_that_cannot_take_a_segment(
             )
         assert tenant.exists(chain_keys("a", 16)) == 0
         assert allocated([root]) == 16 * SIZE
-        tenant.store._space._no_growth_until = 0
+        tenant.store._opening.space._no_growth_until = 0
         assert all(tenant.put(chain_keys("d", 32)))
         assert allocated([root]) == 48 * SIZE
         check_files([root])
 
 
 def test_statvfs_that_fails(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A directory that went away is no exception."""
+    """A directory that cannot be looked at is trouble, not a lack of room."""
 
     def fail(path: object) -> None:
         raise OSError(5, "Input/output error")
 
     with open_plain(root, **SMALL) as tenant:
         monkeypatch.setattr(slab_space.os, "statvfs", fail)
-        assert not any(tenant.put(chain_keys("a", 4)))
+        with pytest.raises(StoreError, match=r"cannot grow: .*Input/output error"):
+            tenant.put(chain_keys("a", 4))
         assert check_slots(root).claimed == 0
 
 
@@ -372,7 +373,7 @@ def test_full_disk(small_disk: Callable[[int], Path]) -> None:
         assert before == 0
         assert all(tenant.put(chain_keys("b", 20))), "older pages make room"
         filler.unlink()
-        tenant.store._space._no_growth_until = 0
+        tenant.store._opening.space._no_growth_until = 0
         assert all(tenant.put(keys))
         assert all(tenant.get(keys))
         check_files([disk / "store"])
@@ -412,7 +413,7 @@ def test_index_that_cannot_grow(small_disk: Callable[[int], Path]) -> None:
 def test_claims_of_many_threads(root: Path) -> None:
     """No slot is handed out twice, and all come back."""
     with open_plain(root, segment=64 * SIZE, capacity=256 * SIZE) as tenant:
-        space = tenant.store._space
+        space = tenant.store._opening.space
         held: set[tuple[int, int]] = set()
         lock = threading.Lock()
 
@@ -443,7 +444,7 @@ def test_claim_that_fails_half_way(root: Path, monkeypatch: pytest.MonkeyPatch) 
     """Slots that were claimed before the index failed are not lost."""
     with open_plain(root, **SMALL) as tenant:
         tenant.put([key("one")])
-        index, calls = tenant.store._index, []
+        index, calls = tenant.store._opening.index, []
         claim = index.claim
 
         def second_fails(**named: Any) -> Any:
@@ -457,4 +458,4 @@ def test_claim_that_fails_half_way(root: Path, monkeypatch: pytest.MonkeyPatch) 
             tenant.put(chain_keys("a", 20))
         assert len(calls) == 2
         assert check_slots(root).claimed == 0
-        assert not tenant.store._space.holds_claims
+        assert not tenant.store._opening.space.holds_claims

@@ -10,17 +10,22 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from hicache_nixl.bucket import Bucket
 from hicache_nixl.errors import HiCacheNixlError
 from hicache_nixl.settings import Settings, load_settings
 from hicache_nixl.stores.base import Store
 from hicache_nixl.stores.files import FilesStore
 from hicache_nixl.stores.slab import SlabStore
+from hicache_nixl.units import describe
 
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 StoreOption = Annotated[
-    str | None, typer.Option("--store", help="Store URL, for instance slab:///nvme0/hicache.")
+    str | None,
+    typer.Option(
+        "--store", help="Store URL, for instance slab:///nvme0/hicache or s3://bucket/prefix."
+    ),
 ]
 ConfigOption = Annotated[
     Path | None,
@@ -45,7 +50,7 @@ def given(store: str | None, settings: list[str] | None) -> dict[str, Any]:
     for item in settings or []:
         key, sep, value = item.partition("=")
         if not sep:
-            raise typer.BadParameter(f"--set {item!r} has no '='; write --set capacity=2TiB")
+            raise typer.BadParameter(f"--set {describe(item)} has no '='; write capacity=2TiB")
         values[key.strip()] = value.strip()
     return values
 
@@ -63,6 +68,8 @@ def print_notes(settings: Settings) -> None:
 
 def open_existing(settings: Settings) -> Store:
     """The store of these settings, which must exist; nothing is created or evicted."""
+    if settings.bucket is not None:
+        return _open_bucket(settings.bucket, settings.deadline)
     directories = [Path(url.path) for url in settings.store]
     for directory in directories:
         if not (directory / "store.json").is_file():
@@ -82,6 +89,21 @@ def open_existing(settings: Settings) -> Store:
         capacity_bytes=capacity,
         busy_timeout_s=settings.deadline,
     )
+
+
+def _open_bucket(bucket: Bucket, timeout_s: float) -> Store:
+    from hicache_nixl.stores.objects import ObjectsStore
+
+    opened = ObjectsStore(bucket, timeout_s=timeout_s)
+    try:
+        if not opened.is_made():
+            raise HiCacheNixlError(
+                f"{bucket} holds no store; name bucket and prefix SGLang writes to with --store"
+            )
+    except HiCacheNixlError:
+        opened.close()
+        raise
+    return opened
 
 
 _UNBOUNDED = 1 << 62  # an administrator who looks at a store must not shrink it

@@ -10,13 +10,14 @@ from hicache_nixl.cli.common import (
     JsonOption,
     SetOption,
     StoreOption,
+    err,
     errors_as_one_line,
     given,
     out,
     print_json,
     print_notes,
 )
-from hicache_nixl.launch import attach_request, launch_args
+from hicache_nixl.launch import attach_request, launch_args, left_out
 from hicache_nixl.settings import load_settings
 from hicache_nixl.sources import read_extra_config, read_settings_file
 
@@ -65,6 +66,8 @@ def launch(
             attach_request(source) if attach else launch_args(source, storage_only=storage_only)
         )
         print_notes(load_settings(source))
+        if (note := left_out(source)) is not None:
+            err.print(f"note: {note}", markup=False)
     if isinstance(printed, list) and not json:
         out.print(shlex.join(printed), markup=False)
     else:

@@ -3,7 +3,7 @@
 import typer
 
 from hicache_nixl import __version__
-from hicache_nixl.cli import launch, probe, store
+from hicache_nixl.cli import launch, lifecycle, probe, store
 
 app = typer.Typer(
     help="The storage tier of SGLang's hierarchical KV cache, on NVIDIA NIXL.",
@@ -17,6 +17,7 @@ app.command("launch-args", epilog=launch.EXAMPLE)(launch.launch)
 app.command("ls", epilog=store.LS_EXAMPLE)(store.ls)
 app.command("verify", epilog=store.VERIFY_EXAMPLE)(store.verify)
 app.command("clear", epilog=store.CLEAR_EXAMPLE)(store.clear)
+app.command("lifecycle", epilog=lifecycle.EXAMPLE)(lifecycle.lifecycle)
 
 
 @app.callback(invoke_without_command=True)

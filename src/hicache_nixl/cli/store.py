@@ -46,7 +46,8 @@ def ls(
         print_json({"allocated_bytes": allocated, "namespaces": [_as_json(use) for use in uses]})
         return
     table = Table(box=None, pad_edge=False)
-    for column in ("namespace", "model", "pool", "dtype", "byte order", "pages", "bytes", "used"):
+    age = "written" if allocated is None else "used"
+    for column in ("namespace", "model", "pool", "dtype", "byte order", "pages", "bytes", age):
         justify = "right" if column in ("pages", "bytes") else "left"
         table.add_column(column, justify=justify, overflow="fold")  # type: ignore[arg-type]
     for use in uses:
@@ -60,7 +61,8 @@ def ls(
             _age(use.newest_use_ns) if use.pages else "never",
         )
     out.print(table)
-    out.print(f"{format_size(allocated, digits=1)} allocated")
+    if allocated is not None:
+        out.print(f"{format_size(allocated, digits=1)} allocated")
 
 
 def verify(

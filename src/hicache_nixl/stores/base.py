@@ -1,12 +1,13 @@
 """What a store is: pages go in under a namespace and a key, and come out or are missing.
 
-Implemented by `slab.SlabStore` and `files.FilesStore`. A store knows records and extents; it knows
-nothing of SGLang.
+Implemented by `slab.SlabStore`, `files.FilesStore` and `objects.ObjectsStore`. A store knows
+records and where they lie; it knows nothing of SGLang.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,7 @@ from hicache_nixl.identity import Namespace
 from hicache_nixl.mover import RecordMover
 
 Flags = npt.NDArray[np.bool_]
+Direction = Literal["read", "write"]
 
 
 @dataclass(frozen=True)
@@ -32,12 +34,12 @@ class NamespaceUse:
 
 @dataclass(frozen=True)
 class StoreUse:
-    """How full a store is; bytes."""
+    """How full a store is; bytes. None where the store cannot tell, or keeps no budget itself."""
 
-    capacity_bytes: int
-    allocated_bytes: int
-    pages: int
-    evicted_pages: int
+    capacity_bytes: int | None
+    allocated_bytes: int | None
+    pages: int | None
+    evicted_pages: int | None
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,14 @@ class CheckedPage:
 
 class Store(Protocol):
     """Trouble with a page is no exception: it is then missing or not written. StoreError is raised
-    where nothing can be said of any, for instance because an index cannot be used.
+    where no page could be served because storage is in trouble: an index that cannot be used, or
+    reads or writes that all failed. That a page is missing, damaged, or finds no room is no
+    trouble.
+
+    Calls may come from any thread, and one may still be under way when its caller has given up.
+    Deadlines are those of `time.monotonic`; a store does what it can to keep them, and a kernel or
+    server that hangs can defeat it. Nothing may touch the host pages of a batch but inside
+    `batch.loan.using()`.
 
     `prefix` are the keys before those of the call, from the start of the sequence, if known: they
     are in use too, and what is stored of them must not be evicted before what follows them.
@@ -76,8 +85,16 @@ class Store(Protocol):
     def present(self, namespace: bytes, keys: Sequence[bytes]) -> Flags:
         """Which of `keys` are stored, shape (n,); one look at the index for all of them."""
 
-    def clear(self, namespace: bytes) -> int:
-        """Forget every page of one namespace; the number of pages that went."""
+    def check(self, direction: Direction, *, deadline: float) -> None:
+        """Try whether reading or writing works: one small operation for real, along the way that
+        pages take. Leaves nothing behind. Raises StoreError if it does not; a store without room
+        for more pages is well."""
+
+    def clear(self, namespace: bytes, *, deadline: float = math.inf) -> int:
+        """Forget every page of one namespace; the number of pages that went.
+
+        StoreError where not all could go by `deadline`; another call goes on from there.
+        """
 
     def namespaces(self) -> list[NamespaceUse]:
         """What is stored, a row a namespace."""

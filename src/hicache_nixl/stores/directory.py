@@ -1,7 +1,9 @@
 """What every store in a directory needs: making it, files written whole, errors in one line."""
 
 import contextlib
+import errno
 import json
+import mmap
 import os
 import secrets
 from collections.abc import Iterator
@@ -20,6 +22,10 @@ UNREADABLE = (
 )
 """What reading a small JSON file can raise that is damaged or not ours: no such key, numbers that
 are none, nesting without end."""
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What a medium says that works, but is full."""
+_BLOCK = 4096
 
 
 def make_directory(directory: Path) -> None:
@@ -65,6 +71,44 @@ def write_json(path: Path, content: object, *, durable: bool = True) -> None:
             os.fsync(directory)
         finally:
             os.close(directory)
+
+
+def read_block(path: Path, *, direct_io: bool) -> None:
+    """Read the first 4 KiB of a file, from the medium with `direct_io`. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (os.O_DIRECT if direct_io else 0))
+    try:
+        with mmap.mmap(-1, _BLOCK) as block:
+            os.preadv(descriptor, [block], 0)
+    finally:
+        os.close(descriptor)
+
+
+def write_and_read_back(directory: Path, *, direct_io: bool) -> None:
+    """Write a block into a new file of a directory, read it again, remove it. Raises OSError.
+
+    A directory without room for it is none the worse.
+    """
+    path = directory / f".check-{os.getpid()}-{secrets.token_hex(4)}"
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags | (os.O_DIRECT if direct_io else 0), 0o600)
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            return
+        raise
+    try:
+        path.unlink()  # so that it does not stay, whatever happens
+        with mmap.mmap(-1, _BLOCK) as written, mmap.mmap(-1, _BLOCK) as read:
+            written[:] = secrets.token_bytes(_BLOCK)
+            os.pwritev(descriptor, [written], 0)
+            os.preadv(descriptor, [read], 0)
+            if read[:] != written[:]:
+                raise OSError(errno.EIO, "what was read is not what was written", str(directory))
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+    finally:
+        os.close(descriptor)
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ left when it was last told (`files_ledger.py`).
 
 import contextlib
 import logging
-import resource
+import math
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -31,11 +31,12 @@ from hicache_nixl.batch import Batch
 from hicache_nixl.errors import RegistrationError, StoreError
 from hicache_nixl.identity import Namespace
 from hicache_nixl.mover import RecordMover
-from hicache_nixl.stores.base import CheckedPage, Flags, NamespaceUse, StoreUse
+from hicache_nixl.stores.base import CheckedPage, Direction, Flags, NamespaceUse, StoreUse
 from hicache_nixl.stores.directory import as_store_error
 from hicache_nixl.stores.files_admin import clear_namespace, namespace_use
 from hicache_nixl.stores.files_clock import FileClock
 from hicache_nixl.stores.files_crew import Crew
+from hicache_nixl.stores.files_health import FilesHealth
 from hicache_nixl.stores.files_house import INTERVAL_S, Housekeeper
 from hicache_nixl.stores.files_layout import FilesRoot, Owner
 from hicache_nixl.stores.files_lease import EXPIRY_S
@@ -51,8 +52,9 @@ logger = logging.getLogger(__name__)
 
 THREADS = 32
 """With calls of 1 ms, 512 pages are looked at in 16 ms; more threads gain little in Python."""
-_MOST_DESCRIPTORS = 512
 _ROOM_WAIT_S = 2.0
+_ROOM_WAIT_SHARE = 0.5
+"""A call without room is to end before its deadline: nothing hangs."""
 _UNKNOWN_SHARE = 40
 """This part of the capacity is left free: how full a small store is, is known to a few pages."""
 
@@ -100,10 +102,10 @@ class FilesStore:
         self._owner = Owner.of_this_process(host)
         clock = FileClock()
         self._crew = Crew(THREADS, "hicache-nixl-files")
+        self._health = FilesHealth(self._root, self._crew, direct_io=direct_io)
         self._uses = Uses(self._root, clock, self._crew)
         self._ledger = Ledger(self._root, self._owner, self._budget)
-        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._descriptors = Descriptors(max(1, min(_MOST_DESCRIPTORS, soft // 4)))
+        self._descriptors = Descriptors.within_limits()
         self._moves = FileMoves(
             self._crew,
             self._descriptors,
@@ -168,15 +170,16 @@ class FilesStore:
             self._ledger.adopt(replace(self._usage(), used_bytes=nbytes, pages=pages))
         return uses
 
-    def clear(self, namespace: bytes) -> int:
-        """Forget every page of one namespace; the number of pages that went.
+    def clear(self, namespace: bytes, *, deadline: float = math.inf) -> int:
+        """Forget every page of one namespace; see `Store`.
 
         Pages that other calls, of any host, are just writing may be there afterwards.
         """
         self._refuse_closed()
         with as_store_error(self._root.directory):
-            pages, nbytes = clear_namespace(self._root, namespace, self._crew)
-        self._ledger.cleared(nbytes)
+            pages = clear_namespace(
+                self._root, namespace, self._crew, deadline=deadline, gone=self._ledger.cleared
+            )
         if self._house is not None:
             self._house.hurry()
         return pages
@@ -185,23 +188,31 @@ class FilesStore:
 
     def exists(self, namespace: bytes, keys: Sequence[bytes]) -> int:
         """Length of the leading run of `keys` that is stored, each with its exact size."""
-        with self._using(namespace) as files:
-            deadline = time.monotonic() + self._timeout_s
+        deadline = time.monotonic() + self._timeout_s
+        with self._using(namespace, deadline) as files:
+            before = files.troubles
             seen = self._crew.map(files.look, keys, deadline=deadline, leading=True)
-        return next((i for i, used_ns in enumerate(seen) if used_ns is None), len(seen))
+            run = next((i for i, used_ns in enumerate(seen) if used_ns is None), len(seen))
+            if keys and run == 0:
+                self._health.refuse(files, before, deadline)
+        return run
 
     def present(self, namespace: bytes, keys: Sequence[bytes]) -> Flags:
         """Which of `keys` are stored; see `Store`."""
-        with self._using(namespace) as files:
-            deadline = time.monotonic() + self._timeout_s
+        deadline = time.monotonic() + self._timeout_s
+        with self._using(namespace, deadline) as files:
+            before = files.troubles
             seen = self._crew.map(files.look, keys, deadline=deadline)
-        return np.array([used_ns is not None for used_ns in seen], np.bool_)
+            there = np.array([used_ns is not None for used_ns in seen], np.bool_)
+            if keys and not there.any():
+                self._health.refuse(files, before, deadline)
+        return there
 
     def put(
         self, mover: RecordMover, batch: Batch, prefix: Sequence[bytes], *, deadline: float
     ) -> Flags:
         """Store pages; see `Store`. What is there is not written again."""
-        with self._using(batch.namespace) as files:
+        with self._using(batch.namespace, deadline) as files:
             first_of = {key: i for i, key in reversed(list(enumerate(batch.keys)))}
             rows = np.array(sorted(first_of.values()), np.int64)
             seen = self._crew.map(files.look, [batch.keys[i] for i in rows], deadline=deadline)
@@ -235,9 +246,12 @@ class FilesStore:
         self, mover: RecordMover, batch: Batch, prefix: Sequence[bytes], *, deadline: float
     ) -> Flags:
         """Read pages into their host pages; see `Store`. Reads the leading run that is stored."""
-        with self._using(batch.namespace) as files:
+        with self._using(batch.namespace, deadline) as files:
+            before = files.troubles
             read, times = self._moves.read(files, mover, batch, deadline)
-            if read.any():
+            if not read.any():
+                self._health.refuse(files, before, deadline)
+            else:
                 self._uses.note(
                     batch.namespace,
                     prefix,
@@ -260,7 +274,7 @@ class FilesStore:
         """Write the pages there is room for, the first ones."""
         size = files.record_bytes
         written = np.zeros(len(batch.keys), np.bool_)
-        call = object()
+        call, before = object(), files.troubles
         try:
             granted = self._room(len(batch.keys) * size, size, in_use * size, call, deadline)
             rows = np.arange(granted // size)
@@ -272,6 +286,8 @@ class FilesStore:
         self._uses.added(batch.namespace, (batch.keys[i] for i in np.flatnonzero(written)), used_ns)
         if self._house is not None and self._ledger.is_due():
             self._house.hurry()
+        if not written.any():
+            self._health.refuse(files, before, deadline)
         return written
 
     def _room(self, nbytes: int, step: int, in_use: int, call: object, deadline: float) -> int:
@@ -284,7 +300,8 @@ class FilesStore:
         if self._house is not None:
             self._house.refresh(deadline)
         granted = self._ledger.take(nbytes, step, call)
-        end = min(deadline, time.monotonic() + _ROOM_WAIT_S)
+        now = time.monotonic()
+        end = now + min(_ROOM_WAIT_S, _ROOM_WAIT_SHARE * (deadline - now))
         while granted < min(nbytes, self._ledger.share) and time.monotonic() < end:
             if self._house is None:
                 break
@@ -303,6 +320,15 @@ class FilesStore:
 
     def _usage(self) -> Usage:
         return self._ledger.usage or read_usage(self._root.usage) or Usage(0, 0, 0, 1)
+
+    def check(self, direction: Direction, *, deadline: float) -> None:
+        """Try whether reading or writing works; see `Store`."""
+        self._refuse_closed()
+        self._begin(1)
+        try:
+            self._health.check(direction, list(self._spaces.values()), deadline)
+        finally:
+            self._end(1)
 
     def verify(self, namespace: bytes | None = None) -> Iterator[CheckedPage]:
         """Read and check every page with ordinary reads; damaged ones are removed."""
@@ -335,7 +361,7 @@ class FilesStore:
     # -- who is at work ---------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _using(self, namespace: bytes) -> Iterator[PageFiles]:
+    def _using(self, namespace: bytes, deadline: float) -> Iterator[PageFiles]:
         """The files of a namespace, which stay usable until the block ends."""
         with self._changed:
             self._refuse_closed()
@@ -347,6 +373,7 @@ class FilesStore:
                 ) from None
             self._busy += 1
         try:
+            self._health.follow(files, deadline)
             yield files
         finally:
             self._end(1)

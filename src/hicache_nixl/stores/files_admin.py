@@ -1,7 +1,8 @@
 """What people ask of a whole namespace: how much it holds, and away with it. Every file is seen."""
 
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from hicache_nixl import record
@@ -28,27 +29,44 @@ def namespace_use(root: FilesRoot, namespace: Namespace, crew: Crew) -> Namespac
     )
 
 
-def clear_namespace(root: FilesRoot, namespace: bytes, crew: Crew) -> tuple[int, int]:
-    """Remove every page of one namespace: how many went, and their bytes. Raises as above."""
-    pages = nbytes = 0
+def clear_namespace(
+    root: FilesRoot,
+    namespace: bytes,
+    crew: Crew,
+    *,
+    deadline: float,
+    gone: Callable[[int], object],
+) -> int:
+    """Remove every page of one namespace; how many went. `gone` is told the bytes as they go.
+
+    Raises as above, and StoreError where pages are left at `deadline`.
+    """
+    pages = 0
     for first in FAN_OUT:
-        entries = list(_pages(root, namespace, crew, first))
-        deadline = time.monotonic() + _CALL_LIMIT_S
-        for entry, gone in zip(entries, crew.map(_remove, entries, deadline=deadline), strict=True):
-            if gone is None:
-                raise _hangs(root)
-            pages += gone
-            nbytes += gone * entry.nbytes
-    return pages, nbytes
+        entries = list(_pages(root, namespace, crew, first, deadline))
+        results = crew.map(_remove, entries, deadline=_soon(deadline))
+        went = [entry.nbytes for entry, done in zip(entries, results, strict=True) if done]
+        pages += len(went)
+        gone(sum(went))
+        if None in results:
+            raise _hangs(root, pages)
+    return pages
 
 
 def _pages(
-    root: FilesRoot, namespace: bytes, crew: Crew, first: str | None = None
+    root: FilesRoot,
+    namespace: bytes,
+    crew: Crew,
+    first: str | None = None,
+    deadline: float = math.inf,
 ) -> Iterator[Entry]:
     for bucket in FAN_OUT if first is None else (first,):
-        leaves = root.leaves(bucket, namespace)
-        deadline = time.monotonic() + _CALL_LIMIT_S
-        for entries in crew.map(entries_of, leaves, deadline=deadline):
+        (leaves,) = crew.map(
+            lambda bucket: root.leaves(bucket, namespace), [bucket], deadline=_soon(deadline)
+        )
+        if leaves is None:
+            raise _hangs(root)
+        for entries in crew.map(entries_of, leaves, deadline=_soon(deadline)):
             if entries is None:
                 raise _hangs(root)
             yield from (entry for entry in entries if entry.owner is None)
@@ -62,5 +80,11 @@ def _remove(entry: Entry) -> bool:
     return True
 
 
-def _hangs(root: FilesRoot) -> StoreError:
+def _soon(deadline: float) -> float:
+    return min(time.monotonic() + _CALL_LIMIT_S, deadline)
+
+
+def _hangs(root: FilesRoot, cleared: int | None = None) -> StoreError:
+    if cleared:
+        return StoreError(f"{cleared} pages went in time, not all of them; clear again")
     return StoreError(f"{root.directory} does not answer; see whether its server is there")

@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from hicache_nixl.batch import Extents, OnLate
 from hicache_nixl.errors import TransferError
-from hicache_nixl.transfer import Registration, TransferEngine
+from hicache_nixl.registrations import Registration
+from hicache_nixl.transfer import TransferEngine
 
 logger = logging.getLogger(__name__)
 

@@ -191,6 +191,12 @@ class FilesRoot:
             for place in (self.namespaces, self.writers, self.sweeper):
                 place.mkdir(mode=0o700, exist_ok=True)
 
+    def see_that_it_is_there(self) -> None:
+        """Raises StoreError if the directory holds no store now. None is made: a directory that is
+        empty may be one on which nothing is mounted."""
+        if not self._is_described():
+            raise StoreError(f"{self.directory} is gone; mount it, or bring it back")
+
     def _is_described(self) -> bool:
         path = self.directory / "store.json"
         try:

@@ -5,6 +5,7 @@ does overlap, and few files are open. Which pages, and whether there is room for
 says.
 """
 
+import errno
 import logging
 import os
 import time
@@ -142,6 +143,7 @@ class FileMoves:
                 deadline=deadline,
                 on_late=handles.on_late(self._begin, self._end),
             )
+            _note_if_all_failed(files, outcomes, deadline)
         finally:
             ended = handles.ended()
             placing.append((rows[ended], self._crew.start(finish, ended, all_the_same=True)))
@@ -204,6 +206,7 @@ class FileMoves:
                 deadline=deadline,
                 on_late=handles.on_late(self._begin, self._end),
             )
+            _note_if_all_failed(files, outcomes, deadline)
         finally:
             ended = handles.ended()
             self._remove_bad(files, handles.pages, ended, outcomes, deadline)
@@ -308,6 +311,12 @@ class _Ahead(Generic[Page]):
 def _files_at_once(nbytes: int) -> int:
     """How many files of `nbytes` are worth a transfer, within reason."""
     return min(max(_LEAST_AT_ONCE, _BYTES_AT_ONCE // nbytes), _MOST_AT_ONCE)
+
+
+def _note_if_all_failed(files: PageFiles, outcomes: Outcomes, deadline: float) -> None:
+    if (outcomes == Outcome.FAILED).all() and time.monotonic() < deadline:
+        error = OSError(errno.EIO, "the transfers failed")
+        files.note_trouble(f"{len(outcomes)} pages cannot be moved", error)
 
 
 def _close(page: OpenPage) -> None:

@@ -14,6 +14,7 @@ import errno
 import itertools
 import logging
 import os
+import resource
 import stat
 import threading
 import time
@@ -21,17 +22,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hicache_nixl import record
+from hicache_nixl.errors import StoreError
 from hicache_nixl.identity import Namespace
+from hicache_nixl.stores.directory import NO_ROOM
 from hicache_nixl.stores.files_layout import FilesRoot, Owner, page_path, temporary_path
 from hicache_nixl.stores.files_verify import remove_if_same
 
 logger = logging.getLogger(__name__)
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 _GONE = (errno.ENOENT, errno.ESTALE)
+_NO_PAGE = (errno.ENOENT, errno.ENOTDIR)
+_IN_OUR_PLACE = (errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY)
 _ATTEMPTS = 4  # directories go while they are empty, which they are for an instant only
 _LOG_PAUSE_S = 60.0
+_MOST_DESCRIPTORS = 512
 _numbers = itertools.count()
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -72,6 +77,8 @@ class PageFiles:
         self, root: FilesRoot, namespace: Namespace, owner: Owner, *, direct_io: bool
     ) -> None:
         self.record_bytes = record.record_bytes(namespace.payload_bytes)
+        self.place = f"namespaces/{namespace.digest.hex()}"
+        """Below the store's directory."""
         self._root = root
         self._namespace = namespace
         self._owner = owner
@@ -79,6 +86,11 @@ class PageFiles:
         self._lock = threading.Lock()
         self._logged_at = -_LOG_PAUSE_S
         self._reserves = True
+        self.troubles = 0
+        """How often the file system failed, but for lack of room and for what is not ours."""
+        self.last_trouble = ""
+        self.next_look = 0.0
+        """When to `follow` next (`time.monotonic`)."""
         root.note_namespace(namespace)
         self._directory = self._open_directory()
 
@@ -86,13 +98,44 @@ class PageFiles:
         """Let go of the directory."""
         os.close(self._directory)
 
+    def follow(self) -> bool:
+        """See that the open directory is the one of that name, or take the one that is now.
+
+        True. Raises StoreError if the store is gone; then nothing of it is held open.
+        """
+        place = self._root.namespace_directory(self._namespace.digest)
+        there = None
+        try:
+            there = place.stat()
+        except OSError as error:
+            if error.errno not in (*_NO_PAGE, *_GONE):
+                return True  # it cannot be told
+        with self._lock:
+            if there is None or not self._is_open(there):
+                try:
+                    self._root.see_that_it_is_there()
+                except StoreError:
+                    self._replace_directory(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+                    raise
+                self._open_anew()
+        return True
+
+    def _is_open(self, there: os.stat_result) -> bool:
+        try:
+            mine = os.fstat(self._directory)
+        except OSError:  # NFS: it is gone from the server
+            return False
+        return (mine.st_dev, mine.st_ino) == (there.st_dev, there.st_ino)
+
     # -- looking ----------------------------------------------------------------------------------
 
     def look(self, key: bytes) -> int | None:
         """When a page was used last, in ns; None if it is not there with its exact size."""
         try:
             facts = stat_page(page_path(key), self._directory)
-        except OSError:
+        except OSError as error:
+            if error.errno not in _NO_PAGE:
+                self.note_trouble("a page cannot be looked at", error)
             return None
         return facts.st_mtime_ns if facts.st_size == self.record_bytes else None
 
@@ -108,7 +151,7 @@ class PageFiles:
         except FileNotFoundError:
             return None
         except OSError as error:
-            self._log("a page cannot be opened", error)
+            self.note_trouble("a page cannot be opened", error)
             return None
         page = None
         try:
@@ -118,7 +161,7 @@ class PageFiles:
                 return page
             self.remove(page)
         except OSError as error:  # NFS: the server has forgotten it
-            self._log("a page cannot be looked at", error)
+            self.note_trouble("a page cannot be looked at", error)
         os.close(descriptor)
         return None
 
@@ -144,9 +187,9 @@ class PageFiles:
                 descriptor = self._create(path)
                 self._reserve(descriptor)
             except OSError as error:
-                if error.errno in _NO_ROOM:
+                if error.errno in NO_ROOM:
                     full.set()
-                self._log("a page cannot be written", error)
+                self.note_trouble("a page cannot be written", error)
                 if descriptor is not None:
                     self.drop(Draft(key, descriptor, path))
                 return None
@@ -172,7 +215,7 @@ class PageFiles:
                 dst_dir_fd=self._directory,
             )
         except OSError as error:
-            self._log("a page cannot be published", error)
+            self.note_trouble("a page cannot be published", error)
             self._unlink(draft.path)
             return None
         return True
@@ -188,7 +231,7 @@ class PageFiles:
         except FileNotFoundError:
             pass
         except OSError as error:
-            self._log("a leftover cannot be removed", error)
+            self.note_trouble("a leftover cannot be removed", error)
 
     def _create(self, path: str) -> int:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | self._flags
@@ -221,10 +264,15 @@ class PageFiles:
                     return
             except OSError:  # NFS: it is gone from the server
                 pass
-            self._root.note_namespace(self._namespace)
-            fresh = self._open_directory()
-            os.dup2(fresh, self._directory, inheritable=False)
-            os.close(fresh)
+            self._open_anew()
+
+    def _open_anew(self) -> None:
+        self._root.note_namespace(self._namespace)
+        self._replace_directory(self._open_directory())
+
+    def _replace_directory(self, fresh: int) -> None:
+        os.dup2(fresh, self._directory, inheritable=False)
+        os.close(fresh)
 
     def _open_directory(self) -> int:
         place = self._root.namespace_directory(self._namespace.digest)
@@ -245,18 +293,28 @@ class PageFiles:
                 return
         os.ftruncate(descriptor, self.record_bytes)
 
-    def _log(self, what: str, error: OSError) -> None:
+    def note_trouble(self, what: str, error: OSError) -> None:
+        """Count what the file system failed at, and log it now and then."""
         with self._lock:
+            if error.errno not in (*NO_ROOM, *_IN_OUR_PLACE):
+                self.troubles += 1
+                self.last_trouble = f"{what}: {error.strerror or error}"
             if time.monotonic() - self._logged_at < _LOG_PAUSE_S:
                 return
             self._logged_at = time.monotonic()
         place = self._root.directory
-        advice = "; free space or lower capacity" if error.errno in _NO_ROOM else ""
+        advice = "; free space or lower capacity" if error.errno in NO_ROOM else ""
         logger.warning("%s: %s: %s%s", place, what, error.strerror or error, advice)
 
 
 class Descriptors:
     """How many files a store may have open for its calls. Safe for threads."""
+
+    @classmethod
+    def within_limits(cls) -> "Descriptors":
+        """As many as are of use, and no more than a quarter of what the process may have open."""
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return cls(max(1, min(_MOST_DESCRIPTORS, soft // 4)))
 
     def __init__(self, limit: int) -> None:
         self._free = limit

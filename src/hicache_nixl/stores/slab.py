@@ -14,36 +14,36 @@ pages before it, so that no prefix gets a hole. A segment of another record size
 older goes as a whole instead, which may cut prefixes of that size.
 """
 
+import contextlib
 import logging
+import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from hicache_nixl import record
-from hicache_nixl.batch import Batch, OnLate, Outcome, Outcomes, WriteStamp
+from hicache_nixl.batch import Batch, Outcome, Outcomes
 from hicache_nixl.errors import RegistrationError, StoreError
 from hicache_nixl.identity import Namespace
 from hicache_nixl.mover import RecordMover
-from hicache_nixl.stores.base import CheckedPage, Flags, NamespaceUse, StoreUse
-from hicache_nixl.stores.slab_root import SlabRoot
-from hicache_nixl.stores.slab_segments import SegmentTable
-from hicache_nixl.stores.slab_space import SlabSpace, segment_size
-from hicache_nixl.stores.slab_sql import Claim, Located, NewPage, Touch
+from hicache_nixl.stores.base import CheckedPage, Direction, Flags, NamespaceUse, StoreUse
+from hicache_nixl.stores.slab_opening import SlabOpening
+from hicache_nixl.stores.slab_space import segment_size
+from hicache_nixl.stores.slab_sql import Located
 from hicache_nixl.stores.slab_verify import verify_namespace
+from hicache_nixl.stores.slab_write import SlabWrite
 from hicache_nixl.transfer import TransferEngine
 
 logger = logging.getLogger(__name__)
 
 _HOUSEKEEPING_S = 2.0
+_LOOK_S = 1.0
 _TOUCHES = 4096
-_TOUCHES_LIMIT = 65536
 _MAX_SEGMENTS = 4096
-
-_Rows = npt.NDArray[np.int64]
 
 
 class SlabStore:
@@ -83,31 +83,80 @@ class SlabStore:
                 f"segments of {segment_bytes} bytes would be more than {_MAX_SEGMENTS} files for a "
                 f"capacity of {capacity_bytes} bytes; raise segment"
             )
-        self._root = SlabRoot(directories)
-        self._root.prepare()
-        self._index = self._root.open_index(busy_timeout_s=busy_timeout_s)
-        self._segments = SegmentTable(
-            self._root.directories, engines, direct_io, self._index.segment
-        )
-        self._space = SlabSpace(
-            self._root,
-            self._index,
-            self._segments,
+        self._open_files = partial(
+            SlabOpening,
+            directories,
             capacity_bytes=capacity_bytes,
             segment_bytes=self.segment_bytes,
+            engines=engines,
+            direct_io=direct_io,
+            busy_timeout_s=busy_timeout_s,
         )
-        self._numbers: dict[bytes, int] = {}
-        self._record_sizes: set[int] = set()
+        self._opening: SlabOpening | None = self._open_files()
+        self._root = self._opening.root
+        self._namespaces: dict[bytes, Namespace] = {}
         self._lock = threading.Lock()
-        self._last_tick = 0
-        self._touched: dict[tuple[int, bytes], int] = {}
+        self._reopening = threading.Lock()
+        self._next_look = 0.0
         self._next_housekeeping = time.monotonic() + _HOUSEKEEPING_S
         self._closed = False
+
+    # -- the directories ----------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _using(self) -> Iterator[SlabOpening]:
+        """What is open. StoreError while the directories are gone, which is noticed here."""
+        opening = self._opening
+        now = time.monotonic()
+        if opening is not None and now >= self._next_look:
+            self._next_look = now + _LOOK_S
+            if not opening.is_there():
+                self._let_go(opening)
+                opening = None
+        if opening is None:
+            raise StoreError(f"{self._root.first} is gone; mount it, or bring it back")
+        with opening.using():
+            yield opening
+
+    def _let_go(self, opening: SlabOpening) -> None:
+        with self._lock:
+            if self._opening is not opening or self._closed:
+                return
+            self._opening = None
+        logger.warning("%s is gone; its files are let go of until it is back", self._root.first)
+        opening.close()
+
+    def _reopen(self, deadline: float) -> None:
+        """Open the directories again, if they are back. Raises StoreError."""
+        if not self._reopening.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            raise StoreError(f"{self._root.first} is being opened")
         try:
-            self._space.shrink_to_budget()
-        except BaseException:
-            self.close()
-            raise
+            if self._opening is not None:
+                return
+            opening = self._open_files(store=self._root.store)
+            for namespace in list(self._namespaces.values()):
+                opening.add_namespace(namespace)
+            with self._lock:
+                if not self._closed:
+                    self._opening = opening
+            if self._opening is opening:
+                logger.warning("%s is back", self._root.first)
+            else:
+                opening.close()
+        finally:
+            self._reopening.release()
+
+    def check(self, direction: Direction, *, deadline: float) -> None:
+        """Try whether reading or writing works; see `Store`.
+
+        Opens the directories again if they were gone; with a lost index that can take longer than
+        `deadline`.
+        """
+        self._next_look = 0.0
+        if self._opening is None:
+            self._reopen(deadline)
+        with self._using() as opening:
+            opening.check(direction, deadline=deadline)
 
     # -- namespaces ---------------------------------------------------------------------------
 
@@ -119,144 +168,110 @@ class SlabStore:
                 f"a page of {namespace} takes {size} bytes, more than the capacity of "
                 f"{self.capacity_bytes} bytes; raise capacity"
             )
-        self._root.note_namespace(namespace)
-        self._numbers[namespace.digest] = self._index.add_namespace(namespace)
-        self._record_sizes.add(size)
-        needed = len(self._record_sizes) * self.segment_bytes
+        with self._using() as opening:
+            opening.add_namespace(namespace)
+        self._namespaces[namespace.digest] = namespace
+        sizes = {record.record_bytes(known.payload_bytes) for known in self._namespaces.values()}
+        needed = len(sizes) * self.segment_bytes
         if needed > self.capacity_bytes:
             logger.warning(
                 "pages of %d sizes need a segment each, %d bytes in all, and the capacity is %d: "
                 "they will displace each other; raise capacity or lower segment",
-                len(self._record_sizes),
+                len(sizes),
                 needed,
                 self.capacity_bytes,
             )
 
     def namespaces(self) -> list[NamespaceUse]:
         """What is stored, a row a namespace."""
-        self._flush_touches()
-        return self._index.namespace_uses()
+        with self._using() as opening:
+            opening.uses.flush(opening.index)
+            return opening.index.namespace_uses()
 
-    def clear(self, namespace: bytes) -> int:
-        """Forget every page of one namespace; the number of pages that went.
+    def clear(self, namespace: bytes, *, deadline: float = math.inf) -> int:
+        """Forget every page of one namespace; see `Store`.
 
         Pages that other calls are just writing may be there afterwards.
         """
-        found = self._index.namespace(namespace)
-        if found is None:
-            return 0
-        self._root.note_clear(found[1], self._index.next_tick())
-        return self._index.clear(found[0])
+        with self._using() as opening:
+            found = opening.index.namespace(namespace)
+            if found is None:
+                return 0
+            opening.root.note_clear(found[1], opening.index.next_tick())
+            return opening.index.clear(found[0], deadline=deadline)
 
     # -- pages --------------------------------------------------------------------------------
 
     def exists(self, namespace: bytes, keys: Sequence[bytes]) -> int:
         """Length of the leading run of `keys` that is stored."""
-        return self._index.leading_run(self._number(namespace), keys)
+        with self._using() as opening:
+            return opening.index.leading_run(opening.number(namespace), keys)
 
     def present(self, namespace: bytes, keys: Sequence[bytes]) -> Flags:
         """Which of `keys` are stored; see `Store`."""
-        there = self._index.locate(self._number(namespace), keys)
-        return np.array([key in there for key in keys], np.bool_)
+        with self._using() as opening:
+            there = opening.index.locate(opening.number(namespace), keys)
+            return np.array([key in there for key in keys], np.bool_)
 
     def put(
         self, mover: RecordMover, batch: Batch, prefix: Sequence[bytes], *, deadline: float
     ) -> Flags:
-        """Store pages; see `Store`. StoreError if the index cannot be used."""
-        number = self._number(batch.namespace)
-        there = self._index.locate(number, batch.keys)
-        stored = np.array([key in there for key in batch.keys], np.bool_)
-        first_of = {key: i for i, key in reversed(list(enumerate(batch.keys)))}
-        wanted = sorted(i for key, i in first_of.items() if key not in there)
-        if wanted:
+        """Store pages; see `Store`."""
+        with self._using() as opening:
+            number = opening.number(batch.namespace)
+            there = opening.index.locate(number, batch.keys)
+            stored = np.array([key in there for key in batch.keys], np.bool_)
+            first_of = {key: i for i, key in reversed(list(enumerate(batch.keys)))}
+            wanted = sorted(i for key, i in first_of.items() if key not in there)
+            if not wanted:
+                opening.uses.note(number, [*prefix, *there])
+                self._keep_house(opening)
+                return stored
             rows = np.array(wanted)
-            stored[rows] = self._write(
-                mover,
-                batch.take(rows),
-                number,
-                [*prefix, *there],
-                len(prefix) + rows,
-                deadline,
+            write = SlabWrite(
+                opening, mover, batch.take(rows), number, len(prefix) + rows, deadline
             )
+            try:
+                stored[rows] = write.run([*prefix, *there])
+            finally:
+                self._keep_house(opening)
             for i, key in enumerate(batch.keys):  # a key that the call names twice
                 stored[i] = stored[first_of[key]]
-        else:
-            self._touch(number, [*prefix, *there])
-        self._keep_house()
-        return stored
-
-    def _write(
-        self,
-        mover: RecordMover,
-        batch: Batch,
-        number: int,
-        in_use: Sequence[bytes],
-        depths: npt.NDArray[np.int64],
-        deadline: float,
-    ) -> Flags:
-        claim = self._space.claim(
-            len(batch.keys),
-            record.record_bytes(batch.geometry.payload_bytes),
-            touches=self._take_touches(),
-            namespace=number,
-            in_use=in_use,
-            deadline=deadline,
-        )
-        with self._lock:
-            self._last_tick = max(self._last_tick, claim.generation)
-        slots = claim.slots
-        outcomes = np.full(len(batch.keys), Outcome.FAILED, np.int8)
-        late: set[int] = set()
-        try:
-            if slots:
-                segments, positions = np.array(slots, np.int64).T
-                with self._segments.extents(segments, positions) as (extents, rows):
-                    outcomes[rows] = mover.write(
-                        batch.take(rows),
-                        extents,
-                        WriteStamp(claim.generation, self._root.writer, depths[rows]),
-                        deadline=deadline,
-                        on_late=self._holding_slots(claim, segments, rows, late),
-                    )
-        finally:
-            # What was not reported late has ended, even if the mover raised something.
-            good = np.flatnonzero(outcomes == Outcome.GOOD).tolist()
-            bad = []
-            if good and time.monotonic() < deadline:  # then storage works, and those slots do not
-                failed = np.flatnonzero(outcomes[: len(slots)] == Outcome.FAILED).tolist()
-                bad = [slots[i] for i in failed if not self._segments.is_missing(slots[i][0])]
-                if bad:
-                    logger.warning("%d slots cannot be written and are left out", len(bad))
-            not_stored = self._space.publish(
-                claim,
-                number,
-                [NewPage(batch.keys[i], slots[i], int(depths[i])) for i in good],
-                late=[slots[i] for i in late],
-                bad=bad,
-            )
-        written = np.zeros(len(batch.keys), np.bool_)
-        written[[i for i in good if batch.keys[i] not in not_stored]] = True
-        return written
+            return stored
 
     def get(
         self, mover: RecordMover, batch: Batch, prefix: Sequence[bytes], *, deadline: float
     ) -> Flags:
-        """Read pages into their host pages; see `Store`. Reads the leading run that is stored.
+        """Read pages into their host pages; see `Store`. Reads the leading run that is stored."""
+        with self._using() as opening:
+            number = opening.number(batch.namespace)
+            try:
+                read, used = self._read(opening, mover, batch, number, deadline)
+                if used:
+                    opening.uses.note(number, [*prefix, *batch.keys[:used]])
+            finally:
+                self._keep_house(opening)
+            return read
 
-        StoreError if the index cannot be used.
-        """
-        number = self._number(batch.namespace)
-        places = self._index.locate(number, batch.keys)
+    def _read(
+        self,
+        opening: SlabOpening,
+        mover: RecordMover,
+        batch: Batch,
+        number: int,
+        deadline: float,
+    ) -> tuple[Flags, int]:
+        """Which pages were read, and how many were tried."""
+        places = opening.index.locate(number, batch.keys)
         read = np.zeros(len(batch.keys), np.bool_)
         run = next((i for i, k in enumerate(batch.keys) if k not in places), len(batch.keys))
         if run == 0:
-            self._keep_house()
-            return read
+            return read, 0
         found = [places[key] for key in batch.keys[:run]]
         segments = np.array([place.segment for place in found], np.int64)
         positions = np.array([place.slot for place in found], np.int64)
         generations = np.array([place.generation for place in found], np.uint64)
-        with self._segments.extents(segments, positions) as (extents, usable):
+        with opening.segments.extents(segments, positions) as (extents, usable):
             rows = usable[usable == np.arange(len(usable))]  # the leading run of these
             part = batch.take(rows)
             outcomes = mover.read(
@@ -264,121 +279,85 @@ class SlabStore:
                 extents,
                 generations[rows],
                 deadline=deadline,
-                on_late=lambda late: self._segments.keep_open(segments[late]),
+                on_late=lambda late: opening.segments.keep_open(segments[late]),
             )
+        tried = len(rows) or not opening.segments.is_missing(int(segments[0]))
+        if tried and (outcomes == Outcome.FAILED).all() and time.monotonic() < deadline:
+            raise StoreError(f"{run} pages in {self._root.first} cannot be read")
         if not mover.checks_payload:
-            outcomes = self._still_there(number, part.keys, found, outcomes)
-        self._forget_bad(number, part.keys, found, outcomes)
+            outcomes = self._still_there(opening, number, part.keys, found, outcomes)
+        self._forget_bad(opening, number, part.keys, found, outcomes, deadline)
         read[rows] = outcomes == Outcome.GOOD
-        self._touch(number, [*prefix, *part.keys])
-        self._keep_house()
-        return read
+        return read, len(part.keys)
 
     def _still_there(
-        self, number: int, keys: Sequence[bytes], found: Sequence[Located], outcomes: Outcomes
+        self,
+        opening: SlabOpening,
+        number: int,
+        keys: Sequence[bytes],
+        found: Sequence[Located],
+        outcomes: Outcomes,
     ) -> Outcomes:
         """Without a payload checksum, a slot that was reused while it was read is noticed here:
         its page left the index before the first byte of the new one was written."""
-        now = self._index.locate(number, keys)
+        now = opening.index.locate(number, keys)
         same = np.array([now.get(key) == found[i] for i, key in enumerate(keys)], np.bool_)
         return np.where(same, outcomes, np.int8(Outcome.FAILED))
 
     def _forget_bad(
-        self, number: int, keys: Sequence[bytes], found: Sequence[Located], outcomes: Outcomes
+        self,
+        opening: SlabOpening,
+        number: int,
+        keys: Sequence[bytes],
+        found: Sequence[Located],
+        outcomes: Outcomes,
+        deadline: float,
     ) -> None:
         bad = outcomes == Outcome.FOREIGN
-        if (outcomes == Outcome.GOOD).any():  # then storage works, and it is those places that fail
+        # A read that fails beside others that do not fails for its place; unless time was up.
+        if (outcomes == Outcome.GOOD).any() and time.monotonic() < deadline:
             bad |= outcomes == Outcome.FAILED
         if not bad.any():
             return
         try:
-            gone = self._index.forget(number, [(keys[i], found[i]) for i in np.flatnonzero(bad)])
+            gone = opening.index.forget(number, [(keys[i], found[i]) for i in np.flatnonzero(bad)])
         except StoreError as error:
             logger.warning("damaged pages are not forgotten: %s", error)
             return
         if gone:
             logger.warning("forgot %d pages whose records are damaged", gone)
 
-    def _holding_slots(
-        self, claim: Claim, segments: _Rows, written: _Rows, late: set[int]
-    ) -> OnLate:
-        """Keeps the slots of a late write from other uses until it has ended."""
-
-        def on_late(rows: _Rows) -> Callable[[], None]:
-            rows = written[rows]
-            files_free = self._segments.keep_open(segments[rows])
-            late.update(int(row) for row in rows)
-
-            def on_end() -> None:
-                files_free()
-                self._space.give_back(claim, [claim.slots[row] for row in rows])
-
-            return on_end
-
-        return on_late
-
-    def _number(self, namespace: bytes) -> int:
-        try:
-            return self._numbers[namespace]
-        except KeyError:
-            raise RegistrationError(
-                f"namespace {namespace.hex()[:12]} is not open; call open_namespace first"
-            ) from None
-
     # -- use ----------------------------------------------------------------------------------
 
-    def _touch(self, number: int, keys: Sequence[bytes]) -> None:
-        with self._lock:
-            # Above that of any page this process wrote, also if the clock was set back.
-            self._last_tick = tick = max(time.time_ns(), self._last_tick + 1)
-            if len(self._touched) < _TOUCHES_LIMIT:
-                self._touched.update(((number, key), tick) for key in keys)
-
-    def _take_touches(self) -> list[Touch]:
-        with self._lock:
-            touches = [(number, key, tick) for (number, key), tick in self._touched.items()]
-            self._touched.clear()
-        return touches
-
-    def _flush_touches(self, deadline: float | None = None) -> None:
-        touches = self._take_touches()
-        if not touches:
-            return
-        try:
-            self._index.touch(touches, deadline=deadline)
-        except StoreError:
-            with self._lock:
-                for number, key, tick in touches:
-                    self._touched.setdefault((number, key), tick)
-            raise
-
-    def _keep_house(self) -> None:
+    def _keep_house(self, opening: SlabOpening) -> None:
         """What is done behind some of the calls. It does not wait, and does not fail them."""
         now = time.monotonic()
         try:
-            for segment in self._segments.take_missing():
-                if self._space.drop(segment, now):
+            for segment in opening.segments.take_missing():
+                if opening.space.drop(segment, now):
                     path = segment.path(self._root.directories)
                     logger.warning("%s is gone; its pages are forgotten", path)
-            if now < self._next_housekeeping and len(self._touched) < _TOUCHES:
+            if now < self._next_housekeeping and len(opening.uses) < _TOUCHES:
                 return
             self._next_housekeeping = now + _HOUSEKEEPING_S
-            there = {segment.id for segment in self._index.segments()}
-            self._segments.drop(self._segments.known() - there)  # dropped by other processes
-            self._flush_touches(now)
+            there = {segment.id for segment in opening.index.segments()}
+            opening.segments.drop(opening.segments.known() - there)  # dropped by other processes
+            opening.uses.flush(opening.index, now)
         except StoreError as error:
             logger.info("put off: %s", error)
 
     def use(self) -> StoreUse:
         """How full the store is."""
-        allocated, pages, evicted = self._index.totals()
+        with self._using() as opening:
+            allocated, pages, evicted = opening.index.totals()
         return StoreUse(self.capacity_bytes, allocated, pages, evicted)
 
     def verify(self, namespace: bytes | None = None) -> Iterator[CheckedPage]:
         """Read and check every page with ordinary reads; damaged ones are forgotten."""
-        for use in self._index.namespace_uses():
-            if namespace in (None, use.namespace.digest):
-                yield from verify_namespace(self._index, self._root.directories, use)
+        with self._using() as opening:
+            for use in opening.index.namespace_uses():
+                if namespace in (None, use.namespace.digest):
+                    yield from verify_namespace(opening.index, self._root.directories, use)
 
     def close(self) -> None:
         """Write down what is only in memory, release files. Idempotent.
@@ -390,11 +369,11 @@ class SlabStore:
             if self._closed:
                 return
             self._closed = True
+            opening = self._opening
+        if opening is None:
+            return
         try:
-            self._flush_touches()
+            opening.uses.flush(opening.index)
         except StoreError as error:
             logger.warning("last uses of pages were not written: %s", error)
-        self._segments.close()
-        self._index.close()
-        if not self._space.holds_claims:
-            self._root.sign_out()
+        opening.close()

@@ -12,12 +12,13 @@ by its trailer (generation). Trouble is raised as StoreError.
 """
 
 import json
+import math
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from hicache_nixl.errors import StoreFormatError
+from hicache_nixl.errors import StoreError, StoreFormatError
 from hicache_nixl.identity import Namespace, namespace_from_manifest
 from hicache_nixl.stores import slab_sql as sql
 from hicache_nixl.stores.base import NamespaceUse
@@ -36,6 +37,7 @@ class SlabIndex:
         """Open an index, or make one. Raises IndexLostError if it has to be made anew."""
         if not create and not path.exists():
             raise IndexLostError(f"the index {path} is gone")
+        self.path = path
         self._database = Database(
             path, busy_timeout_s=busy_timeout_s, page_size=sql.PAGE_SIZE if create else None
         )
@@ -248,8 +250,9 @@ class SlabIndex:
                     gone += 1
         return gone
 
-    def clear(self, namespace: int) -> int:
-        """Drop every page of a namespace, in several transactions; how many went."""
+    def clear(self, namespace: int, *, deadline: float = math.inf) -> int:
+        """Drop every page of a namespace, in several transactions; how many went. Raises StoreError
+        where some are left at `deadline`."""
         gone = 0
         last = self._database.rows("SELECT coalesce(max(id), 0) FROM pages")[0][0]
         after = 0
@@ -265,6 +268,8 @@ class SlabIndex:
                     sql.vacate(connection, size, [row[2:] for row in rows if row[1] == size])
             gone += len(rows)
             after = rows[-1][0] if len(rows) == _CHUNK else last
+            if after < last and time.monotonic() >= deadline:
+                raise StoreError(f"cleared {gone} pages in time, not all of them; clear again")
         return gone
 
     def pages_of(self, namespace: int) -> Iterator[tuple[bytes, Located]]:
@@ -308,9 +313,8 @@ class SlabIndex:
 
     def oldest_use(self, record_bytes: int) -> int | None:
         """When the next page of this size to be evicted was used last."""
-        rows = self._database.rows(
-            "SELECT min(used) FROM pages WHERE record_bytes=?", (record_bytes,)
-        )
+        query = "SELECT min(used) FROM pages WHERE record_bytes=?"
+        rows = self._database.rows(query, (record_bytes,))
         return None if rows[0][0] is None else int(rows[0][0])
 
     def coldest_segment(
@@ -344,24 +348,21 @@ class SlabIndex:
     def forget_slots_from(self, segment: SegmentFile, first: int) -> int:
         """Drop the pages in slots `first` and up of a segment (its file was cut short)."""
         with self._database.writing() as connection:
-            slots = connection.execute(
-                "DELETE FROM pages WHERE segment=? AND slot>=? RETURNING segment, slot",
-                (segment.id, first),
-            ).fetchall()
+            delete = "DELETE FROM pages WHERE segment=? AND slot>=? RETURNING segment, slot"
+            slots = connection.execute(delete, (segment.id, first)).fetchall()
             sql.vacate(connection, segment.record_bytes, slots)
         return len(slots)
 
     def claiming_writers(self) -> set[bytes]:
         """Who is writing, or was when it died."""
-        return {row[0] for row in self._database.rows("SELECT DISTINCT writer FROM claims")}
+        return {writer for (writer,) in self._database.rows("SELECT DISTINCT writer FROM claims")}
 
     def end_claims(self, writer: bytes) -> int:
         """Make the slots of a dead writer vacant; how many."""
         freed = 0
         with self._database.writing() as connection:
-            rows = connection.execute(
-                "DELETE FROM claims WHERE writer=? RETURNING record_bytes, slots", (writer,)
-            ).fetchall()
+            delete = "DELETE FROM claims WHERE writer=? RETURNING record_bytes, slots"
+            rows = connection.execute(delete, (writer,)).fetchall()
             for record_bytes, packed in rows:
                 slots = sql.unpack_slots(packed)
                 sql.vacate(connection, record_bytes, slots)
@@ -395,5 +396,5 @@ class SlabIndex:
 
     def allocated_bytes(self) -> int:
         """Bytes of all segments together."""
-        rows = self._database.rows("SELECT coalesce(sum(record_bytes * slots), 0) FROM segments")
-        return int(rows[0][0])
+        total = "SELECT coalesce(sum(record_bytes * slots), 0) FROM segments"
+        return int(self._database.rows(total)[0][0])

@@ -42,6 +42,7 @@ class SlabRoot:
         self.directories = list(directories)
         self.first = self.directories[0]
         self.writer = secrets.token_bytes(16)
+        self.store = ""
         self._writer_file: int | None = None
 
     # -- directories --------------------------------------------------------------------------
@@ -61,6 +62,21 @@ class SlabRoot:
         with self.locked():
             self._describe()
 
+    def rejoin(self, store: str) -> None:
+        """See that the directories hold that store. None is made: a directory that is empty may be
+        one on which nothing is mounted now. Raises StoreError."""
+        for number, directory in enumerate(self.directories):
+            found = _read_description(directory)
+            if found is None or (found["store"], found["directory"]) != (store, number):
+                raise StoreError(
+                    f"{directory} does not hold the store that was opened there; bring it back, or "
+                    "start again to make a new one"
+                )
+        self.store = store
+        with as_store_error(self.first):
+            (self.first / "writers").mkdir(exist_ok=True)
+            (self.first / "namespaces").mkdir(exist_ok=True)
+
     def _describe(self) -> None:
         """See that each directory says which one it is, of which store."""
         described = [_read_description(directory) for directory in self.directories]
@@ -70,7 +86,7 @@ class SlabRoot:
                 f"{', '.join(map(str, self.directories))} belong to different stores; "
                 "name the directories of one store, or empty ones"
             )
-        store = stores.pop() if stores else secrets.token_hex(16)
+        store = self.store = stores.pop() if stores else secrets.token_hex(16)
         # Until there is an index, the store was never opened: a crash while it was made.
         unfinished = not (self.first / "index.sqlite").exists()
         for number, (directory, found) in enumerate(zip(self.directories, described, strict=True)):
@@ -127,7 +143,8 @@ class SlabRoot:
         """End being a writer, which frees what it still claims. Idempotent."""
         descriptor, self._writer_file = self._writer_file, None
         if descriptor is not None:
-            (self.first / "writers" / self.writer.hex()).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # the directory may be gone; the lock is what counts
+                (self.first / "writers" / self.writer.hex()).unlink(missing_ok=True)
             os.close(descriptor)
 
     def _reap(self, index: SlabIndex) -> None:

@@ -22,7 +22,8 @@ import numpy.typing as npt
 
 from hicache_nixl.batch import Extents
 from hicache_nixl.errors import StoreError, TransferError
-from hicache_nixl.transfer import Registration, TransferEngine
+from hicache_nixl.registrations import Registration
+from hicache_nixl.transfer import TransferEngine
 
 logger = logging.getLogger(__name__)
 

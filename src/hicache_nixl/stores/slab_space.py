@@ -5,7 +5,6 @@ record size, if all its pages were used longer ago than any page of this size; t
 size that were used longest ago. A page that the asking call itself uses never goes.
 """
 
-import errno
 import logging
 import os
 import threading
@@ -14,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from hicache_nixl.errors import StoreError
+from hicache_nixl.stores.directory import NO_ROOM
 from hicache_nixl.stores.slab_index import SlabIndex
 from hicache_nixl.stores.slab_root import SlabRoot
 from hicache_nixl.stores.slab_segments import SegmentFile, SegmentTable, preallocate, remove
@@ -30,7 +30,6 @@ _INDEX_RESERVE_BYTES = 32 * _MIB
 _INDEX_BYTES_PER_PAGE = 512
 _PAUSE_S = 5.0
 _SETTLE_S = 0.5
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def segment_size(capacity_bytes: int) -> int:
@@ -58,6 +57,8 @@ class SlabSpace:
         self._capacity = capacity_bytes
         self._segment_bytes = segment_bytes
         self._no_growth_until = 0.0
+        self.growth_trouble: str | None = None
+        """Why the store could not grow when it last tried, unless it was for lack of room."""
         self._lock = threading.Lock()
         self._held: dict[int, int] = {}  # claim -> slots
         self._owed: list[tuple[Claim, Sequence[Slot]]] = []
@@ -233,10 +234,12 @@ class SlabSpace:
     def _try_grow(self, record_bytes: int, deadline: float) -> bool:
         """Add segments; False if none could be added, and then not again for a while."""
         grown = False
+        self.growth_trouble = None
         try:
             with self._root.locked(deadline):
                 grown = self._grow(record_bytes)
         except OSError as error:
+            self.growth_trouble = str(error)
             logger.warning("the store does not grow: %s", error)
         if not grown:
             self._no_growth_until = time.monotonic() + _PAUSE_S
@@ -253,7 +256,7 @@ class SlabSpace:
             if grown and allocated[number] > level:
                 break
             room = self._capacity - self._index.allocated_bytes()
-            free = _free_bytes(self._root.directories[number]) - _INDEX_RESERVE_BYTES
+            free = self._free_bytes(self._root.directories[number]) - _INDEX_RESERVE_BYTES
             slots = min(
                 self._fitting(record_bytes, room, record_bytes),
                 self._fitting(record_bytes, free, record_bytes + _INDEX_BYTES_PER_PAGE),
@@ -271,7 +274,8 @@ class SlabSpace:
             except OSError as error:
                 path = segment.path(self._root.directories)
                 logger.warning("%s cannot be created: %s", path, error.strerror)
-                if error.errno not in _NO_SPACE:
+                if error.errno not in NO_ROOM:
+                    self.growth_trouble = f"{path}: {error.strerror}"
                     return False
                 slots = self._fitting(record_bytes, slots // 2 * record_bytes, record_bytes)
             else:
@@ -279,11 +283,11 @@ class SlabSpace:
                 return True
         return False
 
-
-def _free_bytes(directory: Path) -> int:
-    try:
-        disk = os.statvfs(directory)
-    except OSError as error:
-        logger.warning("%s cannot be looked at: %s", directory, error.strerror)
-        return 0
-    return disk.f_bavail * disk.f_frsize
+    def _free_bytes(self, directory: Path) -> int:
+        try:
+            disk = os.statvfs(directory)
+        except OSError as error:
+            self.growth_trouble = f"{directory}: {error.strerror}"
+            logger.warning("%s cannot be looked at: %s", directory, error.strerror)
+            return 0
+        return disk.f_bavail * disk.f_frsize

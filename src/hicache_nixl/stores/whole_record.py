@@ -12,12 +12,16 @@ from hicache_nixl.record import Trailer
 def read_trailer(descriptor: int, offset: int, key: bytes, namespace: Namespace) -> Trailer | None:
     """The trailer of the record of a page at `offset` bytes; None if it is not there, not that
     page's, or its payload is not what was written. Blocks for a read of the record."""
-    size = record.record_bytes(namespace.payload_bytes)
     try:
-        block = os.pread(descriptor, size, offset)
+        block = os.pread(descriptor, record.record_bytes(namespace.payload_bytes), offset)
     except OSError:
         return None
-    if len(block) < size:
+    return trailer_of(block, key, namespace)
+
+
+def trailer_of(block: bytes, key: bytes, namespace: Namespace) -> Trailer | None:
+    """The trailer of a record that was read, as `read_trailer`."""
+    if len(block) != record.record_bytes(namespace.payload_bytes):
         return None
     whole = np.frombuffer(block, np.uint8)
     trailer = record.parse_trailer(whole[-record.TRAILER_BYTES :])

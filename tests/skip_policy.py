@@ -1,0 +1,55 @@
+"""What holds for every test: the order of the long ones, and what may be skipped where.
+
+A test marked ``docker`` or ``engine`` that skips is a failure where the environment says
+``CI=true``, because there the machine was set up to run it.
+"""
+
+import os
+from collections.abc import Generator
+
+import pytest
+
+MUST_RUN_IN_CI = ("docker", "engine")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # The long tests first: one that starts last is waited for by every other worker.
+    items.sort(key=lambda item: item.get_closest_marker("engine") is None)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    # An expected failure is reported as skipped, too.
+    if not report.skipped or hasattr(report, "wasxfail"):
+        return report
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    reason = reason.removeprefix("Skipped").removeprefix(": ").strip()
+    if reason in ("", "unconditional skip"):
+        return _failed(report, "a skip needs a reason")
+    required = [name for name in MUST_RUN_IN_CI if item.get_closest_marker(name)]
+    if required and _in_ci():
+        return _failed(report, f"a test marked {required[0]} must run in CI, it skipped: {reason}")
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    # A module that skips as a whole hides what its tests are marked with.
+    if report.skipped and _in_ci():
+        report.outcome = "failed"
+        report.longrepr = f"{report.nodeid}: a whole module must not skip in CI: {report.longrepr}"
+    return report
+
+
+def _in_ci() -> bool:
+    return os.environ.get("CI") == "true"
+
+
+def _failed(report: pytest.TestReport, why: str) -> pytest.TestReport:
+    report.outcome = "failed"
+    report.longrepr = f"{report.nodeid}: {why}"
+    return report
