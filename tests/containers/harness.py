@@ -3,10 +3,11 @@
 A container that does not become what it should is an error that ends with its log.
 """
 
+import contextlib
 import json
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -15,11 +16,14 @@ from docker.models.containers import Container
 from engine_cpu.client import EngineClient
 from testcontainers.core.config import testcontainers_config
 from testcontainers.core.container import DockerContainer
+from testcontainers.core.network import Network
 
 from .runs import Run
 
 TESTS = Path(__file__).parents[1]
 STORE = "/var/lib/hicache/store"
+SERVER = "objectstore"
+"""What containers call the S3 server on their network."""
 LOG_TAIL_LINES = 40
 
 # Runs clean up after themselves, and the reaper's image cannot be pulled everywhere.
@@ -186,7 +190,7 @@ class ObjectStoreContainer(ProjectContainer):
             S3_READER_FILE="/secrets/reader",
         )
         for name, keys in (("owner", self.OWNER), ("reader", self.READER)):
-            self.with_copy_into_container(_credentials(*keys), f"/secrets/{name}", 0o644)
+            self.with_copy_into_container(credentials_file(*keys), f"/secrets/{name}", 0o644)
 
     @property
     def url(self) -> str:
@@ -194,10 +198,18 @@ class ObjectStoreContainer(ProjectContainer):
         return f"http://{self.get_container_host_ip()}:{self.get_exposed_port(self.PORT)}"
 
 
-def _credentials(access_key: str, secret_key: str) -> bytes:
+def credentials_file(access_key: str, secret_key: str) -> bytes:
+    """Keys as the AWS tools write them."""
     return (
         f"[default]\naws_access_key_id = {access_key}\naws_secret_access_key = {secret_key}\n"
     ).encode()
+
+
+@contextlib.contextmanager
+def labelled_network(run: Run) -> Iterator[Network]:
+    """A network of a run, on which containers find each other by their aliases."""
+    with Network(docker_network_kw={"labels": run.labels}) as network:
+        yield network
 
 
 def build(image: str) -> str:
