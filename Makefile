@@ -11,7 +11,7 @@ ENGINE_SOURCES = $(shell find docker/engine-cpu/src -type f -not -name '*.pyc' \
 TYPED = docker/engine-cpu/src demo
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test bench lint format clean
+.PHONY: help venv demo test bench images lint format clean
 
 help: ## List the commands
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 14
@@ -28,6 +28,11 @@ test: lint venv .sglang/.pins ## Lint, types and all tests; reports/junit.xml
 bench: venv ## Measure against the in-tree connector and the bare device
 	@FIO=1 ci/system.sh check
 	@$(PYTHON_) -m bench $(BENCH_OPTIONS)
+
+images: ## Build the container images; docs/containers.md
+	@ci/docker.sh
+	@ci/base-images.sh
+	@ci/images.sh
 
 lint: venv ## ruff and mypy
 	@$(PYTHON_) -m ruff check --quiet .

@@ -13,14 +13,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
+from engine_cpu.client import EngineError
 from engine_cpu.models import write_model
-from engine_cpu.replies import Completion
-from engine_cpu.server import EngineConfig, EngineError, EngineServer, connector_storage
+from engine_cpu.server import EngineConfig, EngineServer, connector_storage
+from engine_cpu.verdict import Verdict
 from rich.console import Console
-from rich.table import Table
 
 ROOT = Path(".demo")
 SUBJECTS = "ours,in-tree,nixl,fio"
@@ -33,46 +32,6 @@ console = Console(highlight=False, soft_wrap=True)
 
 class DemoError(RuntimeError):
     """A step other than a server's failed."""
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What the two answers show."""
-
-    before: Completion
-    after: Completion
-
-    @property
-    def from_storage(self) -> bool:
-        return self.before.cached_tokens == 0 and self.after.from_storage > 0
-
-    @property
-    def same_tokens(self) -> bool:
-        return self.before.token_ids == self.after.token_ids
-
-    @property
-    def passed(self) -> bool:
-        return self.from_storage and self.same_tokens and self.deviation == 0.0
-
-    @property
-    def deviation(self) -> float:
-        """The largest difference of two log probabilities; infinite for unequal lengths."""
-        if len(self.before.logprobs) != len(self.after.logprobs):
-            return float("inf")
-        return self.after.deviation(self.before)
-
-    def table(self) -> Table:
-        table = Table("", "before the kill", "after the restart", box=None, pad_edge=False)
-        answers = (self.before, self.after)
-        table.add_row("prompt tokens", *(str(answer.prompt_tokens) for answer in answers))
-        table.add_row("from storage", *(str(answer.from_storage) for answer in answers))
-        table.add_row("from memory", *(str(a.from_device + a.from_host) for a in answers))
-        table.add_row("token ids", *(_abbreviated(answer.token_ids) for answer in answers))
-        return table
-
-
-def _abbreviated(token_ids: tuple[int, ...]) -> str:
-    return " ".join(str(token) for token in token_ids[:6]) + " …"
 
 
 def _step(title: str) -> None:
@@ -187,13 +146,7 @@ def main() -> int:
     console.print(verdict.table())
     measured = show_speed()
 
-    mark = "[bold green]PASS[/bold green]" if verdict.passed else "[bold red]FAIL[/bold red]"
-    tokens = "the same tokens" if verdict.same_tokens else "other tokens"
-    console.print(
-        f"\n{mark}: after SIGKILL and restart {verdict.after.from_storage} of "
-        f"{verdict.after.prompt_tokens} prompt tokens came from storage, {tokens}, "
-        f"max |Δlogprob| {verdict.deviation}"
-    )
+    console.print("\n" + verdict.sentence("SIGKILL and restart"))
     return 0 if verdict.passed and measured else 1
 
 

@@ -37,6 +37,20 @@ def put_chains(directory: str, names: Iterable[Any], count: int, options: dict[s
             tenant.put(slabs.chain_keys(name, count))
 
 
+def read_chains(directory: str, names: Iterable[Any], count: int, options: dict[str, Any]) -> None:
+    """Read some chains without NIXL and compare each byte; prints how many pages each had."""
+    with slabs.open_plain(Path(directory), **options) as tenant:
+        say([sum(tenant.get(slabs.chain_keys(name, count))) for name in names])
+
+
+def check_after_crash(
+    directory: str, told: list[tuple[list[Any], int]], capacity: int, options: dict[str, Any]
+) -> None:
+    """Check a store whose writers were killed; `told` is what `put_for_ever` said."""
+    chains = [(tuple(name), count) for name, count in told]
+    slabs.check_after_crash(Path(directory), chains, capacity, **options)
+
+
 def find_owner(point: str) -> tuple[Any, str]:
     """What holds `point` (module:dotted name), and its name there."""
     module_name, _, name = point.partition(":")

@@ -350,6 +350,24 @@ def check_files(directories: Sequence[Path]) -> None:
     assert strays <= {"lock", "writers", "namespaces", "store.json"}
 
 
+def check_after_crash(root: Path, told: list[tuple[Any, int]], capacity: int, **how: Any) -> None:
+    """What is reported is right, unfinished slots are free, and all of the store is usable."""
+    with open_tenant(root, capacity=capacity, **how) as tenant:
+        slots = check_slots(root)
+        assert slots.claimed == 0
+        check_files([root])
+        for name, count in told:
+            tenant.get(chain_keys(name, count))  # raises for a wrong byte
+        assert sum(page.good for page in tenant.store.verify()) == slots.pages
+        if told:
+            # What was told last is newest, so nothing has evicted it.
+            assert tenant.exists(chain_keys(*told[-1])) == told[-1][1]
+        for number in range(capacity // tenant.record_bytes // 64 + 1):
+            assert all(tenant.put(chain_keys(("after", number), 64)))
+        assert check_slots(root).pages == capacity // tenant.record_bytes
+    check_files([root])
+
+
 def lose_index(directory: Path) -> None:
     """Delete the index of a closed store."""
     for path in directory.glob("index.sqlite*"):

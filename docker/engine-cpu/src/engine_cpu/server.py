@@ -14,28 +14,21 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from engine_cpu import PLATFORM
-from engine_cpu.replies import Completion, Reply, metric_sum
+from engine_cpu.client import ADMIN_KEY, EngineClient, EngineError
+from engine_cpu.replies import Reply
 
 Layout = Literal["layer_first", "page_first", "page_first_direct", "page_head"]
 IoBackend = Literal["kernel", "direct"]
 
 START_TIMEOUT = 240.0
 STOP_TIMEOUT = 60.0
-IDLE_TIMEOUT = 60.0
 LOG_TAIL_LINES = 25
-_ADMIN_KEY = "administrator"
-
-
-class EngineError(RuntimeError):
-    """The server died, was too slow or refused a request; the text ends with its log's end."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +70,7 @@ class EngineConfig:
             "hicache-write-policy": "write_through",
             "hicache-storage-prefetch-policy": "wait_complete",
             # SGLang attaches and detaches storage only for somebody who has this key.
-            "admin-api-key": _ADMIN_KEY,
+            "admin-api-key": ADMIN_KEY,
         }
         if self.storage is not None:
             options["hicache-storage-backend"] = "dynamic"
@@ -93,20 +86,39 @@ class EngineConfig:
         )
         return [*command, *switches, *self.flags]
 
+    def process_environment(self) -> dict[str, str]:
+        """This process's environment with what a server needs, then `environment`."""
+        return {
+            **os.environ,
+            "SGLANG_PLATFORM": PLATFORM,
+            # torch's spinning worker threads would starve the storage threads of two cores.
+            "OMP_NUM_THREADS": "1",
+            # The kernels of Mamba layers; see `engine_cpu.interpreter`.
+            "TRITON_INTERPRET": "1",
+            "SGLANG_MAMBA_CONV_DTYPE": "float16",
+            "TOKENIZERS_PARALLELISM": "false",
+            "HF_HUB_OFFLINE": "1",
+            "PYTHONUNBUFFERED": "1",
+            **self.environment,
+        }
+
     def extra_config(self, storage: Mapping[str, object]) -> str:
         """`storage` as SGLang takes it, with prefetching from one page on."""
         return json.dumps({"prefetch_threshold": self.page_size, **storage})
 
 
-def connector_storage(store: str, **settings: object) -> dict[str, object]:
-    """The extra configuration that makes SGLang load this project's connector on `store`."""
+def connector_storage(store: str | None = None, **settings: object) -> dict[str, object]:
+    """The extra configuration that makes SGLang load this project's connector on `store`.
+
+    Without one the connector takes it from its other sources, the environment or a file.
+    """
     return {
         "backend_name": "hicache_nixl",
         "module_path": "hicache_nixl",
         "class_name": "HiCacheNixlConnector",
         "interface_v1": 1,
         "hicache_storage_pass_prefix_keys": True,
-        "store": store,
+        **({} if store is None else {"store": store}),
         **settings,
     }
 
@@ -119,15 +131,15 @@ def free_port() -> int:
     return port
 
 
-class EngineServer:
-    """One server process. Use `running`, or pair `start` with `kill`."""
+class EngineServer(EngineClient):
+    """One server process, and a client of it. Use `running`, or pair `start` with `kill`."""
 
     def __init__(self, config: EngineConfig, log: Path) -> None:
         """`log` receives everything the server prints; it is overwritten by `start`."""
+        super().__init__(url="")
         self.config = config
         self.log = log
         self._process: subprocess.Popen[bytes] | None = None
-        self._url = ""
 
     def start(
         self,
@@ -142,7 +154,7 @@ class EngineServer:
         if self._process is not None:
             raise EngineError(f"the server of {self.config.model} is already started")
         port = free_port()
-        self._url = f"http://127.0.0.1:{port}"
+        self.url = f"http://127.0.0.1:{port}"
         self.log.parent.mkdir(parents=True, exist_ok=True)
         begin = time.monotonic()
         with self.log.open("wb") as output:
@@ -152,12 +164,12 @@ class EngineServer:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=self._environment(),
+                env=self.config.process_environment(),
                 # A group of its own, so that kill reaches the scheduler and detokenizer too.
                 start_new_session=True,
             )
         try:
-            while not self._healthy():
+            while not self.healthy():
                 elapsed = time.monotonic() - begin
                 status = self._process.poll()
                 if status is not None:
@@ -199,67 +211,13 @@ class EngineServer:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
 
-    def generate(
-        self,
-        prompt: str,
-        tokens: int = 12,
-        timeout: float = 120.0,
-        replica: int | None = None,
-    ) -> Completion:
-        """Ask for `tokens` greedy tokens after `prompt`; blocks until they are there.
-
-        `replica` is the data-parallel rank that answers; SGLang's choice if None.
-        """
-        begin = time.monotonic()
-        body: dict[str, object] = {
-            "text": prompt,
-            "return_logprob": True,
-            "sampling_params": {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True},
-        }
-        if replica is not None:
-            body["routed_dp_rank"] = replica
-        meta = json.loads(self._request("/generate", body, timeout))["meta_info"]
-        return Completion.of(meta, time.monotonic() - begin)
-
-    def metric(self, name: str, **labels: str) -> float:
-        """SGLang's metric ``sglang:<name>`` now, see `metric_sum`."""
-        return metric_sum(self._request("/metrics", None, 30.0), name, labels)
-
-    def stored_tokens(self) -> int:
-        """Tokens this server has written to storage since it started, by SGLang's own count.
-
-        Every rank counts its own, so that a prompt counts once for each.
-        """
-        return int(self.metric("backuped_tokens_total"))
-
-    def wait_stored(self, tokens: int, timeout: float = 60.0) -> int:
-        """Block until `stored_tokens` reaches `tokens`; returns the count."""
-        deadline = time.monotonic() + timeout
-        while (stored := self.stored_tokens()) < tokens:
-            if time.monotonic() > deadline:
-                raise self._failure(f"{stored} of {tokens} tokens stored after {timeout:.0f} s")
-            time.sleep(0.2)
-        return stored
-
     def attach(self, storage: Mapping[str, object]) -> Reply:
         """Attach a dynamic storage back-end with this extra configuration, once SGLang is idle."""
         body = {
             "hicache_storage_backend": "dynamic",
             "hicache_storage_backend_extra_config_json": self.config.extra_config(storage),
         }
-        return self._when_idle("PUT", "/hicache/storage-backend", body)
-
-    def detach(self) -> Reply:
-        """Detach the storage back-end, once SGLang is idle."""
-        return self._when_idle("DELETE", "/hicache/storage-backend")
-
-    def clear_storage(self) -> Reply:
-        """Let the storage back-end forget its pages."""
-        return self._administer("POST", "/hicache/storage-backend/clear")
-
-    def flush(self) -> Reply:
-        """Drop what is cached on the device and in host memory; storage keeps what it has."""
-        return self._administer("POST", "/flush_cache?timeout=30")
+        return self.when_idle("PUT", "/hicache/storage-backend", body)
 
     def schedulers(self) -> list[int]:
         """The process ids of the schedulers, one a rank; those are what loads the connector."""
@@ -278,69 +236,8 @@ class EngineServer:
         text = self.log.read_text(encoding="utf-8", errors="replace")
         return "\n".join(text.splitlines()[-lines:])
 
-    def _environment(self) -> dict[str, str]:
-        return {
-            **os.environ,
-            "SGLANG_PLATFORM": PLATFORM,
-            # torch's spinning worker threads would starve the storage threads of two cores.
-            "OMP_NUM_THREADS": "1",
-            # The kernels of Mamba layers; see `engine_cpu.interpreter`.
-            "TRITON_INTERPRET": "1",
-            "SGLANG_MAMBA_CONV_DTYPE": "float16",
-            "TOKENIZERS_PARALLELISM": "false",
-            "HF_HUB_OFFLINE": "1",
-            "PYTHONUNBUFFERED": "1",
-            **self.config.environment,
-        }
-
-    def _healthy(self) -> bool:
-        try:
-            self._get("/health", None, 5.0)
-        except OSError:
-            return False
-        return True
-
     def _is_mine(self, pid: int) -> bool:
         return self._process is not None and os.getpgid(pid) == self._process.pid
-
-    def _when_idle(self, method: str, path: str, body: object | None = None) -> Reply:
-        # SGLang is still writing back what it has answered, and refuses meanwhile.
-        deadline = time.monotonic() + IDLE_TIMEOUT
-        while "is not idle" in (reply := self._administer(method, path, body)).text:
-            if time.monotonic() > deadline:
-                raise self._failure(f"SGLang was not idle within {IDLE_TIMEOUT:.0f} s")
-            time.sleep(0.1)
-        return reply
-
-    def _administer(self, method: str, path: str, body: object | None = None) -> Reply:
-        try:
-            return Reply(200, self._get(path, body, 120.0, method))
-        except urllib.error.HTTPError as error:
-            return Reply(error.code, error.read().decode(errors="replace"))
-        except OSError as error:
-            raise self._failure(f"SGLang did not serve {method} {path}: {error}") from error
-
-    def _get(
-        self, path: str, body: object | None, timeout: float, method: str | None = None
-    ) -> str:
-        request = urllib.request.Request(
-            self._url + path,
-            None if body is None else json.dumps(body).encode(),
-            {"Content-Type": "application/json", "Authorization": f"Bearer {_ADMIN_KEY}"},
-            method=method,
-        )
-        with urllib.request.urlopen(request, timeout=timeout) as response:
-            text: str = response.read().decode()
-        return text
-
-    def _request(self, path: str, body: object | None, timeout: float) -> str:
-        try:
-            return self._get(path, body, timeout)
-        except urllib.error.HTTPError as error:
-            reason = f"{error.code} {error.read().decode(errors='replace')[:300]}"
-        except OSError as error:
-            reason = str(error)
-        raise self._failure(f"SGLang did not serve {path}: {reason}")
 
     def _failure(self, what: str) -> EngineError:
         return EngineError(f"{what}; the end of {self.log}:\n{self.log_tail()}")
