@@ -1,6 +1,7 @@
 """What every test may use and must keep to."""
 
 import os
+from typing import Any
 
 from containers.runs import Run
 
@@ -14,3 +15,9 @@ def pytest_unconfigure() -> None:
         run = Run.current()
         if run.directory.exists():
             run.remove()
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    chosen = Run.current().made_once("s3-server")
+    if chosen is not None:
+        terminalreporter.write_line(f"S3 server in containers: {chosen[0]}, {chosen[1]}")

@@ -9,7 +9,7 @@ from typing import Any
 import storage_load
 from connectors import config
 from hicache_nixl import HiCacheNixlConnector
-from s3_server import ADMIN, REGION, Identity
+from s3_access import ADMIN, REGION, Identity
 
 
 def store_url(endpoint: str, bucket: str, prefix: str, **parameters: str) -> str:

@@ -18,7 +18,6 @@ import argparse
 import contextlib
 import json
 import os
-import secrets
 import select
 import shutil
 import signal
@@ -30,37 +29,21 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import boto3
-from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
+
+from s3_access import ADMIN, READER, REGION, Identity, S3Access
 
 if TYPE_CHECKING:
     from hicache_nixl.bucket import Bucket
 
 START_TIMEOUT_S = 60.0
-REGION = "us-east-1"
 _PORTS = ("master", "master.grpc", "volume", "volume.grpc", "filer", "filer.grpc", "s3", "s3.grpc")
 
 
 @dataclass(frozen=True)
-class Identity:
-    """What a client signs with."""
-
-    access_key: str
-    secret_key: str
-
-
-ADMIN = Identity("test-admin", "7Xq1/admin+of/these=tests/aBcDeFgHiJ")
-READER = Identity("test-reader", "9Kd4/reader+of/these=tests/kLmNoPqR")
-"""May read and list, not write."""
-STRANGER = Identity("test-stranger", "2Vn8/stranger+to/these=tests/sTuVw")
-"""Unknown to the server."""
-
-
-@dataclass(frozen=True)
-class S3Address:
+class S3Address(S3Access):
     """Where a server answers, and the CA that signed its certificate."""
 
     port: int
@@ -76,44 +59,9 @@ class S3Address:
         """HTTPS with a certificate from the CA in `ca_bundle` for 127.0.0.1, not for localhost."""
         return f"https://127.0.0.1:{self.tls_port}"
 
-    def client(
-        self, identity: Identity = ADMIN, *, endpoint: str | None = None, timeout_s: float = 20.0
-    ) -> Any:
-        """A boto3 client that tries once."""
-        return boto3.client(
-            "s3",
-            endpoint_url=endpoint or self.endpoint,
-            aws_access_key_id=identity.access_key,
-            aws_secret_access_key=identity.secret_key,
-            region_name=REGION,
-            verify=self.ca_bundle,
-            config=Config(
-                retries={"total_max_attempts": 1},
-                connect_timeout=min(2.0, timeout_s),
-                read_timeout=timeout_s,
-                s3={"addressing_style": "path"},
-            ),
-        )
-
-    def make_bucket(self, hint: str = "test") -> str:
-        """Create an empty bucket with a name of its own."""
-        name = f"{hint}-{secrets.token_hex(6)}"
-        self.client().create_bucket(Bucket=name)
-        return name
-
-    def remove_bucket(self, name: str) -> None:
-        """Remove a bucket and what is in it; harmless when it is gone."""
-        with contextlib.suppress(ClientError):
-            self.client().delete_bucket(Bucket=name)  # the server takes its objects along
-
-    def keys(self, bucket_name: str, prefix: str = "") -> list[str]:
-        """The names of all objects below `prefix`, sorted."""
-        pages = self.client().get_paginator("list_objects_v2").paginate
-        return sorted(
-            item["Key"]
-            for page in pages(Bucket=bucket_name, Prefix=prefix)
-            for item in page.get("Contents", ())
-        )
+    @property
+    def verify(self) -> str:
+        return self.ca_bundle
 
 
 class S3Server(S3Address):

@@ -34,13 +34,19 @@ SLACK_S = 2.0
 """Beyond its deadline a call may take so long on a busy machine."""
 _SETS = 3
 """Sets of host pages that a thread uses in turn."""
-_BACKUPS, _PREFETCHES = 1, 2
-_OWN = _BACKUPS + _PREFETCHES
-PAGES = (_OWN + 1) * _SETS * BATCH
-"""Host pages that a pool must have; the last sets are for calls of the test itself."""
+BACKUPS, PREFETCHES = 1, 2
+"""Threads of a load, unless it is told otherwise."""
 _REUSED = 0xA5
 _FRESH = 10_000
 """Groups from here on are set once."""
+
+
+def pages_for(threads: int) -> int:
+    """Host pages for so many threads; the last sets are for calls of the test itself."""
+    return (threads + 1) * _SETS * BATCH
+
+
+PAGES = pages_for(BACKUPS + PREFETCHES)
 
 
 def make_pool(*, pages: int = PAGES, **shape: Any) -> Any:
@@ -60,10 +66,22 @@ class Load:
         deadline_s: what its settings say.
         groups: how many prefixes of BATCH pages there are.
         seed: of the contents and of the order.
+        backups: threads that set.
+        prefetches: threads that ask and get, all groups.
+        disjoint: whether each of the threads that set has groups of its own.
     """
 
     def __init__(
-        self, connector: Any, pool: Any, *, deadline_s: float, groups: int = 6, seed: int = 0
+        self,
+        connector: Any,
+        pool: Any,
+        *,
+        deadline_s: float,
+        groups: int = 6,
+        seed: int = 0,
+        backups: int = BACKUPS,
+        prefetches: int = PREFETCHES,
+        disjoint: bool = False,
     ) -> None:
         self.connector = connector
         self.pool = pool
@@ -77,6 +95,9 @@ class Load:
         there before."""
         self._seed = seed
         self._limit_s = deadline_s + SLACK_S
+        self._work = [self._backup] * backups + [self._prefetch] * prefetches
+        self._own = len(self._work)
+        self._shares = backups if disjoint else 1
         self._nbytes = len(pools.page_bytes(pool, 0))
         self._watched: dict[tuple[int, int], bool] = {}
         self._unused = itertools.count(_FRESH)
@@ -92,9 +113,7 @@ class Load:
         self._stop.clear()
         threads = [
             threading.Thread(target=self._repeat, args=(work, number), name=f"load-{number}")
-            for number, work in enumerate(
-                [self._backup] * _BACKUPS + [self._prefetch] * _PREFETCHES
-            )
+            for number, work in enumerate(self._work)
         ]
         for thread in threads:
             thread.start()
@@ -113,19 +132,23 @@ class Load:
 
     def check(self) -> None:
         """Raise the first error of any thread, or for a host page that changed after its call."""
-        if self._errors:
-            raise self._errors[0]
+        self.raise_error()
         for owner, turn in list(self._watched):
             self._look(owner, turn)
 
+    def raise_error(self) -> None:
+        """Raise the first error of any thread so far."""
+        if self._errors:
+            raise self._errors[0]
+
     def set(self, group: int) -> list[bool]:
         """One set by the test itself."""
-        return self._set(_OWN, 0, group)
+        return self._set(self._own, 0, group)
 
-    def get(self, group: int, thread: int = _OWN) -> list[bool]:
+    def get(self, group: int, thread: int | None = None) -> list[bool]:
         """One get by the test itself; raises for a wrong byte. Gets at the same time need host
         pages each: those of `thread`, 0 to 3, while the threads do not run."""
-        return self._get(thread, 1, group)
+        return self._get(self._own if thread is None else thread, 1, group)
 
     def exists(self, group: int) -> int:
         """One exists by the test itself."""
@@ -167,7 +190,8 @@ class Load:
             self._errors.append(error)
 
     def _backup(self, owner: int, turn: int, count: int) -> None:
-        self._set(owner, turn, next(self._unused) if count % 2 else count // 2 % self.groups)
+        known = (count // 2 * self._shares + owner % self._shares) % self.groups
+        self._set(owner, turn, next(self._unused) if count % 2 else known)
 
     def _prefetch(self, owner: int, turn: int, count: int) -> None:
         group = (count * 5 + owner) % self.groups

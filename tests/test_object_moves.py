@@ -32,7 +32,8 @@ from hicache_nixl.mover import RecordMover
 from hicache_nixl.object_engine import ObjectEngine
 from hicache_nixl.record import TRAILER_BYTES
 from hicache_nixl.staging import StagingArena
-from s3_server import ADMIN, REGION, S3Address
+from s3_access import ADMIN, REGION
+from s3_server import S3Address
 from support import HostPool, host_pool, make_mover, page_keys
 
 Numbers = npt.NDArray[np.int64]

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from s3_server import ADMIN, S3Address
+from s3_access import ADMIN
+from s3_server import S3Address
 
 CHILD = Path(__file__).with_name("secrets_child.py")
 FRAGMENT = 10

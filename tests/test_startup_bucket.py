@@ -19,7 +19,8 @@ from hicache_nixl.errors import HiCacheNixlError, StoreError
 from hicache_nixl.memory import allocate
 from hicache_nixl.settings import load_settings
 from hicache_nixl.stores.objects import ObjectsStore
-from s3_server import ADMIN, STRANGER, Identity, S3Address
+from s3_access import ADMIN, STRANGER, Identity
+from s3_server import S3Address
 
 PAGES = 8
 

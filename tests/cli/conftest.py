@@ -8,7 +8,8 @@ import pytest
 import pools
 from connectors import config, keys
 from hicache_nixl import HiCacheNixlConnector
-from s3_server import ADMIN, S3Address
+from s3_access import ADMIN
+from s3_server import S3Address
 
 PAGES = {"org/one": 8, "org/other": 4}
 

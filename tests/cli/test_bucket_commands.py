@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 from configurations import SECRET
 from hicache_nixl.cli.main import app
-from s3_server import ADMIN, READER, STRANGER, S3Address
+from s3_access import ADMIN, READER, STRANGER
+from s3_server import S3Address
 
 pytestmark = pytest.mark.usefixtures("in_chain")
 

@@ -3,27 +3,28 @@
 A container that does not become what it should is an error that ends with its log.
 """
 
-import contextlib
 import json
+import os
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from docker.models.containers import Container
-from engine_cpu.client import EngineClient
 from testcontainers.core.config import testcontainers_config
 from testcontainers.core.container import DockerContainer
 from testcontainers.core.network import Network
+
+from load_spec import Spec, State
+from s3_access import Identity
 
 from .runs import Run
 
 TESTS = Path(__file__).parents[1]
 STORE = "/var/lib/hicache/store"
-SERVER = "objectstore"
-"""What containers call the S3 server on their network."""
+SECRET = "/run/secrets/s3"
 LOG_TAIL_LINES = 40
 
 # Runs clean up after themselves, and the reaper's image cannot be pulled everywhere.
@@ -47,6 +48,18 @@ class ProjectContainer(DockerContainer):
 
     def __init__(self, run: Run, image: str, **options: Any) -> None:
         super().__init__(image, **{"init": True, "labels": run.labels, **options})
+
+    def on(self, network: str, *aliases: str) -> Self:
+        """Before its start: the network it is on, and what others there call it."""
+        there = Network()
+        there.name = network
+        return self.with_network(there).with_network_aliases(*aliases)
+
+    def with_secret(self, identity: Identity, path: str = SECRET) -> Self:
+        """Before its start: the credentials in a file, which the connector is told of."""
+        self.with_copy_into_container(identity.file(), path, 0o644)
+        self.with_env("HICACHE_NIXL_CREDENTIALS_FILE", path)
+        return self
 
     @property
     def container(self) -> Container:
@@ -155,70 +168,55 @@ def _child_command(child: Sequence[object]) -> list[str]:
     return ["python", "-m", "slab_children", str(function), json.dumps(arguments)]
 
 
-class EngineContainer(ProjectContainer):
-    """SGLang on a CPU with the connector on the store that the environment names."""
+class LoadContainer(ProjectContainer):
+    """A load (load_child.py) in the image that has SGLang; ask for its store, and for a volume or a
+    network with the methods of testcontainers."""
 
-    PORT = 30000
-    START_TIMEOUT = 400.0
+    def __init__(self, run: Run, image: str, spec: Spec, **options: Any) -> None:
+        super().__init__(run, image, entrypoint="python", **options)
+        self.spec = spec
+        self.with_command(["-m", "load_child", json.dumps(asdict(spec))])
+        self.with_envs(PYTHONPATH="/tests", PYTHONUNBUFFERED="1", NIXL_LOG_LEVEL="ERROR")
+        self.with_volume_mapping(TESTS, "/tests", "ro")
 
-    def __init__(self, run: Run, image: str, store: str, **options: Any) -> None:
-        super().__init__(run, image, **options)
-        self.with_exposed_ports(self.PORT)
-        self.with_envs(HICACHE_NIXL_STORE=store, HICACHE_NIXL_STAGING="64MiB")
+    def state(self) -> State:
+        """How it stands, or stood last."""
+        return State(**json.loads(self.lines()[-1]))
 
-    def client(self) -> EngineClient:
-        """A client of the server, once it is healthy; another one after each start."""
-        self.wait_healthy(self.START_TIMEOUT)
-        return EngineClient(
-            f"http://{self.get_container_host_ip()}:{self.get_exposed_port(self.PORT)}"
-        )
+    def wait(self, ready: Callable[[State], bool], timeout: float = 60.0) -> State:
+        """Block until a state is `ready`; the load fails the test as soon as it has failed."""
+        deadline = time.monotonic() + timeout
+        state = None
+        while time.monotonic() < deadline:
+            self._must_run(f"was at {state}")
+            if self.lines() and ready(state := self.state()):
+                return state
+            time.sleep(0.2)
+        raise self.failure(f"was at {state} after {timeout:.0f} s")
 
+    def wait_moves(self, timeout: float = 60.0) -> State:
+        """Block until pages are stored and read that were not before this call."""
+        before = self.wait(lambda _: True, timeout)
+        return self.wait(lambda now: now.stored > before.stored and now.read > before.read, timeout)
 
-class ObjectStoreContainer(ProjectContainer):
-    """An S3 server that knows one owner and one reader, and makes no bucket by itself."""
-
-    OWNER = ("test-owner", "secret-of-the-owner")
-    READER = ("test-reader", "secret-of-the-reader")
-    PORT = 9000
-
-    def __init__(self, run: Run, image: str, buckets: Sequence[str], **options: Any) -> None:
-        super().__init__(run, image, **options)
-        self.with_exposed_ports(self.PORT)
-        self.with_envs(
-            S3_BUCKETS=" ".join(buckets),
-            S3_CREDENTIALS_FILE="/secrets/owner",
-            S3_READER_FILE="/secrets/reader",
-        )
-        for name, keys in (("owner", self.OWNER), ("reader", self.READER)):
-            self.with_copy_into_container(credentials_file(*keys), f"/secrets/{name}", 0o644)
-
-    @property
-    def url(self) -> str:
-        """Where this machine reaches it; another one after each start."""
-        return f"http://{self.get_container_host_ip()}:{self.get_exposed_port(self.PORT)}"
+    def finish(self, timeout: float = 60.0) -> State:
+        """End the load, which must have met no error; its last state."""
+        wrapped = self.get_wrapped_container()
+        wrapped.kill("TERM")
+        if status := wrapped.wait(timeout=timeout)["StatusCode"]:
+            raise self.failure(f"ended with status {status}")
+        return self.state()
 
 
-def credentials_file(access_key: str, secret_key: str) -> bytes:
-    """Keys as the AWS tools write them."""
-    return (
-        f"[default]\naws_access_key_id = {access_key}\naws_secret_access_key = {secret_key}\n"
-    ).encode()
-
-
-@contextlib.contextmanager
-def labelled_network(run: Run) -> Iterator[Network]:
-    """A network of a run, on which containers find each other by their aliases."""
-    with Network(docker_network_kw={"labels": run.labels}) as network:
-        yield network
-
-
-def build(image: str) -> str:
-    """Build an image of ci/images.sh from the working tree; returns its name. Blocks for minutes
-    the first time and for seconds later."""
+def image(name: str) -> str:
+    """The name of an image of ci/images.sh: with the tag TAG where the environment has one, else
+    built from the working tree. That blocks for minutes the first time and for seconds later."""
+    if tag := os.environ.get("TAG"):
+        return f"hicache-nixl/{name}:{tag}"
     script = TESTS.parent / "ci" / "images.sh"
     built = subprocess.run(
-        [script, image], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        [script, name], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
     if built.returncode != 0:
-        raise ContainerError(f"{script} {image} failed:\n{built.stdout}{built.stderr}")
-    return f"hicache-nixl/{image}:local"
+        raise ContainerError(f"{script} {name} failed:\n{built.stdout}{built.stderr}")
+    return f"hicache-nixl/{name}:local"

@@ -9,6 +9,7 @@ Command: ``python runs.py RUN`` watches over a run.
 import contextlib
 import json
 import os
+import secrets
 import select
 import shutil
 import subprocess
@@ -17,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 LABEL = "hicache-nixl.test-run"
 ROOT = Path(tempfile.gettempdir()) / f"hicache-nixl-test-runs-{os.getuid()}"
@@ -75,11 +76,16 @@ class Run:
 
     def once(self, name: str, make: Callable[[], Any]) -> Any:
         """What `make` returned to the first worker that came here; JSON."""
-        state = self.directory / f"{name}.json"
         with self.lock(name):
-            if not state.exists():
-                state.write_text(json.dumps(make()))
-            return json.loads(state.read_text())
+            if (made := self.made_once(name)) is None:
+                made = make()
+                self._state(name).write_text(json.dumps(made))
+            return made
+
+    def made_once(self, name: str) -> Any:
+        """What `once` has made; None before."""
+        state = self._state(name)
+        return json.loads(state.read_text()) if state.exists() else None
 
     @contextlib.contextmanager
     def lock(self, name: str) -> Iterator[None]:
@@ -89,6 +95,22 @@ class Run:
         self.directory.mkdir(parents=True, exist_ok=True)
         with FileLock(self.directory / f"{name}.lock"):
             yield
+
+    def make(self, kind: Literal["network", "volume"]) -> str:
+        """A new network or volume; its name. It ends with the run."""
+        labels = [f"--label={name}={value}" for name, value in self.labels.items()]
+        name = f"hicache-nixl-{secrets.token_hex(6)}"
+        _docker(kind, "create", *labels, name, check=True)
+        return name
+
+    @contextlib.contextmanager
+    def made(self, kind: Literal["network", "volume"]) -> Iterator[str]:
+        """A new network or volume for the length of a block, after which nothing may use it."""
+        name = self.make(kind)
+        try:
+            yield name
+        finally:
+            _docker(kind, "rm", *REMOVAL[kind], name, check=True)
 
     def remove(self) -> None:
         """Remove everything that carries the label of this run, and its directory."""
@@ -114,6 +136,9 @@ class Run:
             self.remove()
             time.sleep(1.0)
 
+    def _state(self, name: str) -> Path:
+        return self.directory / f"{name}.json"
+
     def _ids(self, kind: str) -> list[str]:
         return _list(kind, f"{LABEL}={self.name}", "--quiet").split()
 
@@ -127,7 +152,7 @@ def _start_time(pid: int) -> str:
         return ""
 
 
-def _docker(*arguments: str) -> str:
+def _docker(*arguments: str, check: bool = False) -> str:
     ran = subprocess.run(
         ["docker", *arguments],
         stdin=subprocess.DEVNULL,
@@ -135,6 +160,8 @@ def _docker(*arguments: str) -> str:
         text=True,
         check=False,
     )
+    if check and ran.returncode != 0:
+        raise RuntimeError(f"docker {' '.join(arguments)}: {ran.stderr.strip()}")
     return ran.stdout
 
 

@@ -10,7 +10,8 @@ import pytest
 from engine_cpu.replies import Completion
 from engine_cpu.server import EngineConfig, EngineServer, connector_storage
 
-from s3_server import ADMIN, REGION, S3Address, S3Server
+from s3_access import ADMIN, REGION
+from s3_server import S3Address, S3Server
 
 from .conftest import StartServer
 

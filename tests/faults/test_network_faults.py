@@ -31,7 +31,8 @@ from fault_proxy import (
 )
 from hicache_nixl.errors import StoreError
 from object_connectors import connected, store_url
-from s3_server import ADMIN, Identity, S3Address, S3Server
+from s3_access import ADMIN, Identity
+from s3_server import S3Address, S3Server
 from storage_load import BATCH, Held, Load
 
 DEADLINE_S = 1.0

@@ -29,7 +29,8 @@ from hicache_nixl.stores import objects, objects_client, objects_trial
 from hicache_nixl.stores.base import StoreUse
 from hicache_nixl.stores.objects_layout import Names
 from objectstores import open_objects_tenant, open_store
-from s3_server import ADMIN, READER, STRANGER, Identity, S3Address, S3Server, bucket
+from s3_access import ADMIN, READER, STRANGER, Identity
+from s3_server import S3Address, S3Server, bucket
 from slabs import KIB, Tenant, chain_keys, key, namespace
 
 HTML = b"<html><body>Bad gateway</body></html>"

@@ -14,7 +14,8 @@ from hicache_nixl.stores.objects_admin import (
     set_lifecycle,
     show_lifecycle,
 )
-from s3_server import READER, STRANGER, S3Address, bucket
+from s3_access import READER, STRANGER
+from s3_server import S3Address, bucket
 
 OTHERS = [
     {

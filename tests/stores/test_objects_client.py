@@ -20,7 +20,8 @@ from hicache_nixl.errors import StoreError
 from hicache_nixl.stores import objects_client
 from hicache_nixl.stores.objects_client import ObjectClient
 from hicache_nixl.stores.objects_errors import RefusedError, error_of
-from s3_server import ADMIN, READER, STRANGER, Identity, S3Address, bucket
+from s3_access import ADMIN, READER, STRANGER, Identity
+from s3_server import S3Address, bucket
 
 MARKER = "marker"
 

@@ -9,7 +9,8 @@ from hicache_nixl.credentials import CredentialResolver
 from hicache_nixl.errors import StoreError
 from hicache_nixl.stores.objects_engines import choose_threads, plan_engines
 from hicache_nixl.stores.objects_remote import engine_parameters, make_store
-from s3_server import ADMIN, S3Address, bucket
+from s3_access import ADMIN
+from s3_server import S3Address, bucket
 
 KEYS = CredentialSource(access_key=SecretText("AK"), secret_key=SecretText("SK"))
 ACCOUNT_KEY = "QWJjZGVmZ2g="
