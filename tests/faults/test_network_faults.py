@@ -139,7 +139,7 @@ def settled(load: Load) -> bool:
 
 def warm_up(load: Load) -> Held:
     """Run the load while all is well; what the process holds then."""
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while not (load.counts["stored"] > 5 * BATCH and load.counts["read"] > 5 * BATCH):
         load.run(0.3)
         assert time.monotonic() < end, "too little happens"
@@ -236,7 +236,7 @@ def test_server_down_for_20_seconds(own_s3: S3Server) -> None:
             assert load.counts["read"] == load.counts["stored"] == 0
             # The threads write their pages between the calls; the calls themselves take no time.
             assert min(load.counts["get"] - calls[0], load.counts["set"] - calls[1]) > 100
-            assert load.longest_s < 0.5
+            assert load.longest_s < DEADLINE_S
             own_s3.restart()
             took_s = load.wait_works(RECOVERY_S)
         check_recovered(load, before, took_s)
