@@ -32,7 +32,7 @@ check_memlock() {
     if [ "$limit" = unlimited ]; then
         say "memlock: unlimited"
     else
-        say "memlock: $limit KiB — pinning more needs --ulimit memlock=-1 or --cap-add IPC_LOCK"
+        say "memlock: $limit KiB — locking more needs --ulimit memlock=-1"
     fi
 }
 
