@@ -15,7 +15,10 @@ mkdir -p "$state"
 rm -f "$state/ready"
 
 value() { # FILE NAME, from the section [default]
-    [ -r "$1" ] || { echo "objectstore: cannot read the credentials in $1 — mount them there" >&2; exit 1; }
+    if [ ! -r "$1" ]; then
+        echo "objectstore: cannot read the credentials in $1 — mount them, readable by user 10001" >&2
+        exit 1
+    fi
     sed -n '/^\[default\]/,/^\[/ s/^'"$2"' *= *\([^ ]*\) *$/\1/p' "$1"
 }
 
@@ -47,7 +50,8 @@ make_buckets() {
         sleep 0.5
     done
     for bucket in ${S3_BUCKETS:-}; do
-        if ! grep -qx -- "$bucket" <<<"$there" && ! shell "s3.bucket.create -name $bucket" >/dev/null; then
+        if ! grep -qx -- "$bucket" <<<"$there" &&
+            ! shell "s3.bucket.create -name $bucket" >/dev/null; then
             echo "objectstore: cannot make the bucket $bucket — 3 to 63 of a-z, 0-9, . and -" >&2
             kill $$
         fi
