@@ -35,7 +35,7 @@ images: ## Build the container images; docs/containers.md
 	@ci/images.sh
 
 sbom: ## What an image holds, as CycloneDX; IMAGE=connector
-	@docker run --rm --entrypoint cat hicache-nixl/$(or $(IMAGE),connector):$(or $(TAG),local) \
+	@docker run --rm --pull never --entrypoint cat hicache-nixl/$(or $(IMAGE),connector):$(or $(TAG),local) \
 		/usr/local/share/sbom.cdx.json
 
 lint: venv ## ruff and mypy

@@ -15,6 +15,14 @@ images=("$@")
 [ "${#images[@]}" -gt 0 ] || images=(connector objectstore sglang-cpu)
 revision=$(git rev-parse --short HEAD 2>/dev/null || echo unknown)
 
+for image in "${images[@]}"; do
+    if [ ! -f "docker/$image/Dockerfile" ]; then
+        echo "images: there is no docker/$image/Dockerfile" >&2
+        sed -n '2,9s/^# \{0,1\}//p' "$0" >&2
+        exit 2
+    fi
+done
+
 provide_torch() {
     local pin python
     pin=$(grep -m 1 '^torch==' requirements.lock)

@@ -15,6 +15,13 @@ cd "$(dirname "$0")/.."
 exec </dev/null
 export CI=true DEBIAN_FRONTEND=noninteractive WORKERS=${WORKERS:-3}
 
+case "${1:-}" in
+    -h | --help)
+        sed -n '2,14s/^# \{0,1\}//p' "$0"
+        exit
+        ;;
+esac
+
 step() { echo "ci: $SECONDS s: $*"; }
 fail() {
     echo "ci: $*" >&2
@@ -47,7 +54,7 @@ make_images() {
 
 . /etc/os-release
 free=$(df --output=avail --block-size=1G . | tail -n 1 | tr -d ' ')
-step "$PRETTY_NAME, $(nproc) cores, $free GiB free; a first run takes about 15"
+step "$PRETTY_NAME, $(nproc) cores, $free GiB free; a first run takes about 15 of them"
 [ "$ID" = debian ] || step "Debian 12 and 13 are what this script sets up, $PRETTY_NAME is taken as it is"
 mkdir -p reports
 rm -f reports/junit.xml reports/pytest.log

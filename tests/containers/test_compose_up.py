@@ -31,6 +31,7 @@ class Stack:
         self.name = f"hicache-nixl-{secrets.token_hex(6)}"
         self._environment = os.environ | {"OBJECT_STORE": "seaweedfs", **variables}
         self._options = ["--project-name", self.name, "--file", "compose.yaml"]
+        self._down = [*self._options, "--profile", "*", "down", "--volumes"]
         self._options += ["--profile", profile]
         self._services: list[str] = []
         given = json.loads(self.output("config", "--format", "json"))
@@ -48,8 +49,15 @@ class Stack:
 
     def call(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """`docker compose` with these arguments; blocks until it has ended, however it did."""
+        return self._compose(*self._options, *arguments)
+
+    def down(self) -> None:
+        """Remove everything of it, as the documentation says: whatever its profile."""
+        self._compose(*self._down).check_returncode()
+
+    def _compose(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            ["docker", "compose", *self._options, *arguments],
+            ["docker", "compose", *arguments],
             cwd=TESTS.parent,
             env=self._environment,
             stdin=subprocess.DEVNULL,
@@ -102,7 +110,7 @@ def make_stack(run: Run, tmp_path: Path, held: ExitStack) -> MakeStack:
 
     def make(profile: str, **variables: str) -> Stack:
         stack = Stack(run, tmp_path, profile, **variables)
-        held.callback(stack.call, "down", "--volumes")
+        held.callback(stack.down)
         return stack
 
     return make
@@ -116,7 +124,7 @@ def test_up_tells_the_story_on_s3(make_stack: MakeStack) -> None:
     assert VERDICT.search(stack.output("up", "--no-color"))
     assert stack.statuses() == {"bucket": 0, "e2e": 0}
     assert stack.left()
-    stack.output("down", "--volumes")
+    stack.down()
     assert stack.left() == []
 
 
@@ -128,7 +136,7 @@ def test_run_ends_with_the_verdict_on_a_slab(make_stack: MakeStack) -> None:
     story = stack.output("run", "--rm", "e2e-slab")
     assert story.startswith("1. A prompt is computed by http://engine-slab:30000")
     assert VERDICT.match(story.splitlines()[-1])
-    stack.output("down", "--volumes")
+    stack.down()
     assert stack.left() == []
 
 

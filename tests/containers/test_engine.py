@@ -1,6 +1,7 @@
 """SGLang in a container keeps its KV cache through `docker kill`, and shares it with another."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
 
 import pytest
 from engine_cpu.verdict import Verdict
@@ -8,6 +9,7 @@ from engine_cpu.verdict import Verdict
 from .conftest import StartEngine
 from .engines import EngineContainer
 from .harness import STORE
+from .runs import Run
 from .s3_servers import S3Place, store_url
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1200)]
@@ -54,3 +56,24 @@ def test_two_engines_share_a_bucket(s3_engine: Callable[[], EngineContainer]) ->
     client.wait_stored(before.prompt_tokens // PAGE * PAGE)
     verdict = Verdict(before, second.client().generate(PROMPT))
     assert verdict.passed, verdict.sentence("another engine's prompt")
+
+
+@pytest.mark.parametrize(
+    ("environment", "word"),
+    [
+        ({"MODEL": "nope"}, "/opt/models/nope — set it to mha, mla"),
+        ({"HICACHE_NIXL_CAPACITY": "lots"}, "HICACHE_NIXL_CAPACITY: 'lots'"),
+        ({}, "user 10001 cannot write /var/lib/hicache"),
+    ],
+    ids=["model", "settings", "owner"],
+)
+def test_what_cannot_start_ends_with_a_line(
+    run: Run, engine_image: str, held: ExitStack, environment: dict[str, str], word: str
+) -> None:
+    """An engine that nothing can become of ends with status 2 and one line that says why."""
+    engine = EngineContainer(run, engine_image, f"slab://{STORE}").with_envs(**environment)
+    if not environment:
+        engine.with_tmpfs_mount("/var/lib/hicache", "mode=755")
+    assert held.enter_context(engine).wait_end(60.0) == 2
+    (line,) = engine.log().splitlines()
+    assert word in line

@@ -17,9 +17,13 @@ from types import FrameType
 
 from engine_cpu.client import EngineClient
 from engine_cpu.server import EngineConfig, connector_storage
+from hicache_nixl.errors import SettingsError
+from hicache_nixl.settings import load_settings
 
 PORT = 30000
 MODELS = Path("/opt/models")
+DATA = Path("/var/lib/hicache")
+"""The working directory, where volumes are mounted."""
 PAUSE_BEFORE_RESTART = 1.0
 HEALTH_PERIOD = 2.0
 STOP_TIMEOUT = 5
@@ -34,6 +38,21 @@ def configuration(flags: list[str]) -> EngineConfig:
         storage=connector_storage(),
         flags=["--host", "0.0.0.0", *flags],
     )
+
+
+def complaint(config: EngineConfig) -> str | None:
+    """Why SGLang cannot serve, in a line that names the fix; None if nothing is seen. SGLang itself
+    would say so after a minute, and less clearly."""
+    if not config.model.is_dir():
+        kinds = ", ".join(sorted(path.name for path in MODELS.iterdir()))
+        return f"MODEL: there is no directory {config.model} — set it to {kinds}, or a directory"
+    if not os.access(DATA, os.W_OK | os.X_OK):
+        return f"user {os.getuid()} cannot write {DATA} — what is mounted there must belong to it"
+    try:
+        load_settings({})
+    except SettingsError as error:
+        return str(error)
+    return None
 
 
 def say(text: str) -> None:
@@ -84,5 +103,14 @@ def serve(config: EngineConfig, *, restart: bool) -> int:
         time.sleep(PAUSE_BEFORE_RESTART)
 
 
+def main() -> int:
+    """Returns the exit status."""
+    config = configuration(sys.argv[1:])
+    if (wrong := complaint(config)) is not None:
+        say(wrong)
+        return 2
+    return serve(config, restart=os.environ.get("RESTART") == "1")
+
+
 if __name__ == "__main__":
-    sys.exit(serve(configuration(sys.argv[1:]), restart=os.environ.get("RESTART") == "1"))
+    sys.exit(main())
