@@ -90,7 +90,7 @@ class LoopDisk:
     def full(self, leave: int = 0) -> Iterator[None]:
         """No more than `leave` bytes are free."""
         filler = self.place / "filler"
-        with filler.open("wb") as file:
+        with filler.open("wb", buffering=0) as file:  # nothing is left to fail at its close
             disk = os.statvfs(self.place)
             free = disk.f_bavail * disk.f_frsize
             with contextlib.suppress(OSError):  # others may have taken it meanwhile
@@ -99,7 +99,6 @@ class LoopDisk:
             with contextlib.suppress(OSError):
                 while leave == 0:
                     file.write(bytes(1 << 12))
-                    file.flush()
         try:
             yield
         finally:
