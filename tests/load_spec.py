@@ -1,6 +1,6 @@
 """What a load in another process does (load_child.py) and says, for both sides."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
@@ -43,3 +43,21 @@ class State:
     """Pages, by everybody; None where the store does not evict."""
     circuits: dict[str, str]
     """Direction to closed, open or half-open."""
+
+    def held_more(self, before: "State", margin: "Margin") -> dict[str, int]:
+        """What the process holds beyond what it held before and a margin."""
+        beyond = {
+            name: getattr(self, name) - getattr(before, name) - allowed
+            for name, allowed in asdict(margin).items()
+        }
+        return {name: count for name, count in beyond.items() if count > 0}
+
+
+@dataclass(frozen=True)
+class Margin:
+    """What a load may come to hold: as much as its calls need at once."""
+
+    files: int
+    connections: int
+    threads: int
+    resident_bytes: int

@@ -9,14 +9,7 @@ from typing import Any
 import storage_load
 from connectors import config
 from hicache_nixl import HiCacheNixlConnector
-from s3_access import ADMIN, REGION, Identity
-
-
-def store_url(endpoint: str, bucket: str, prefix: str, **parameters: str) -> str:
-    """A store as in the settings."""
-    given = {"endpoint": endpoint, "region": REGION, "addressing": "path", **parameters}
-    query = "&".join(f"{name}={value}" for name, value in given.items())
-    return f"s3://{bucket}/{prefix}?{query}"
+from s3_access import ADMIN, Identity
 
 
 def bucket_config(store: str, identity: Identity | None = ADMIN, **changes: Any) -> Any:

@@ -35,6 +35,13 @@ STRANGER = Identity("test-stranger", "2Vn8/stranger+to/these=tests/sTuVw")
 """Unknown to the server."""
 
 
+def store_url(endpoint: str, bucket: str, prefix: str, **parameters: str) -> str:
+    """A store as in the settings."""
+    given = {"endpoint": endpoint, "region": REGION, "addressing": "path", **parameters}
+    query = "&".join(f"{name}={value}" for name, value in given.items())
+    return f"s3://{bucket}/{prefix}?{query}"
+
+
 class S3Access(ABC):
     """A running server, as tests see it."""
 

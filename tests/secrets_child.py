@@ -27,7 +27,8 @@ from hicache_nixl import HiCacheNixlConnector
 from hicache_nixl.cli.main import app
 from hicache_nixl.probe import describe_tier
 from hicache_nixl.settings import load_settings
-from object_connectors import bucket_config, environment, store_url
+from object_connectors import bucket_config, environment
+from s3_access import store_url
 from storage_load import Load, make_pool
 
 

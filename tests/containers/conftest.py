@@ -14,7 +14,7 @@ import pytest
 from filelock import FileLock
 
 from load_spec import Spec
-from s3_access import ADMIN, Identity
+from s3_access import ADMIN
 
 from . import harness, s3_servers
 from .engines import EngineContainer
@@ -48,18 +48,27 @@ def run() -> Run:
     return current
 
 
+def _image(run: Run, name: str) -> str:
+    found: str = run.once(f"{name}-image", lambda: harness.image(name))
+    return found
+
+
 @pytest.fixture(scope="session")
 def connector_image(run: Run) -> str:
     """The connector image, built from the working tree once for all workers."""
-    image: str = run.once("connector-image", lambda: harness.image("connector"))
-    return image
+    return _image(run, "connector")
 
 
 @pytest.fixture(scope="session")
 def engine_image(run: Run) -> str:
     """The CPU engine's image, as `connector_image`."""
-    image: str = run.once("engine-image", lambda: harness.image("sglang-cpu"))
-    return image
+    return _image(run, "sglang-cpu")
+
+
+@pytest.fixture(scope="session")
+def objectstore_image(run: Run) -> str:
+    """The image of this project's S3 server, as `connector_image`."""
+    return _image(run, "objectstore")
 
 
 @pytest.fixture
@@ -70,12 +79,13 @@ def held() -> Iterator[ExitStack]:
 
 
 @pytest.fixture(scope="session")
-def make_s3(run: Run) -> Callable[[], S3Container]:
+def make_s3(run: Run, request: pytest.FixtureRequest) -> Callable[[], S3Container]:
     """Make S3 servers, of one kind in all workers, that are not started yet."""
     kind, _ = run.once("s3-server", lambda: s3_servers.choose(os.environ.get("OBJECT_STORE", "")))
     if kind == MinIO.kind:
         return lambda: MinIO(run, s3_servers.minio_image())
-    image = run.once("objectstore-image", lambda: harness.image("objectstore"))
+    # Only now: where MinIO serves, it is not built.
+    image = request.getfixturevalue("objectstore_image")
     return lambda: SeaweedFS(run, image)
 
 
@@ -143,20 +153,11 @@ StartLoad = Callable[..., harness.LoadContainer]
 
 @pytest.fixture
 def start_load(run: Run, engine_image: str, held: ExitStack) -> StartLoad:
-    """Start loads: `start_load(Spec(…), volume=…, network=…, identity=…, **options of docker run)`;
-    they end with the test."""
+    """Start loads: `start_load(Spec(…), volume=…, network=…, identity=…)`; they end with the
+    test."""
 
-    def start(
-        spec: Spec,
-        *,
-        volume: str = "",
-        network: str = "",
-        identity: Identity | None = None,
-        **options: object,
-    ) -> harness.LoadContainer:
-        load = harness.LoadContainer(run, engine_image, spec, **options)
-        load.beside(volume=volume, network=network, identity=identity)
-        return held.enter_context(load)
+    def start(spec: Spec, **place: Any) -> harness.LoadContainer:
+        return held.enter_context(harness.LoadContainer(run, engine_image, spec).beside(**place))
 
     return start
 
@@ -171,10 +172,7 @@ def start_engine(run: Run, engine_image: str, held: ExitStack) -> StartEngine:
 
     def start(store: str, *, volume: str = "", network: str = "") -> EngineContainer:
         engine = EngineContainer(run, engine_image, store)
-        if volume:
-            engine.with_volume_mapping(volume, "/var/lib/hicache", "rw")
-        if network:
-            engine.on(network).with_secret(ADMIN)
+        engine.beside(volume=volume, network=network, identity=ADMIN if network else None)
         return held.enter_context(engine)
 
     return start

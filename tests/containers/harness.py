@@ -21,7 +21,7 @@ from testcontainers.core.network import Network
 from load_spec import Spec, State
 from s3_access import Identity
 
-from .runs import Run
+from .runs import Run, docker
 
 TESTS = Path(__file__).parents[1]
 STORE = "/var/lib/hicache/store"
@@ -163,7 +163,17 @@ class ProjectContainer(DockerContainer):
             raise self.failure(f"ended with status {state['ExitCode']} when it {when}")
 
 
-class ConnectorContainer(ProjectContainer):
+class ChildContainer(ProjectContainer):
+    """A command with these tests inside at /tests, where Python finds their modules."""
+
+    def __init__(self, run: Run, image: str, *command: str, **options: Any) -> None:
+        super().__init__(run, image, entrypoint=command[0], **options)
+        self.with_command(list(command[1:]))
+        self.with_envs(PYTHONPATH="/tests", PYTHONUNBUFFERED="1", NIXL_LOG_LEVEL="ERROR")
+        self.with_volume_mapping(TESTS, "/tests", "ro")
+
+
+class ConnectorContainer(ChildContainer):
     """The connector image on a store, with the helpers of these tests inside at /tests.
 
     Without a `child` it waits to be asked; with one, that function of `slab_children`, or
@@ -182,10 +192,7 @@ class ConnectorContainer(ProjectContainer):
         self.store = store
         self._children = "object_children" if store.startswith("s3:") else "slab_children"
         command = ["sleep", "infinity"] if child is None else self._child_command(*child)
-        super().__init__(run, image, entrypoint=command[0], **options)
-        self.with_command(command[1:])
-        self.with_envs(PYTHONPATH="/tests", PYTHONUNBUFFERED="1", NIXL_LOG_LEVEL="ERROR")
-        self.with_volume_mapping(TESTS, "/tests", "ro")
+        super().__init__(run, image, *command, **options)
 
     def cli(self, command: str, *options: str) -> Any:
         """A command of `hicache-nixl` on the store that must end well; its JSON."""
@@ -201,16 +208,14 @@ class ConnectorContainer(ProjectContainer):
         return ["python", "-m", self._children, str(function), json.dumps(arguments)]
 
 
-class LoadContainer(ProjectContainer):
+class LoadContainer(ChildContainer):
     """A load (load_child.py) in the image that has SGLang; ask for its store, and for a volume or a
     network with the methods of testcontainers."""
 
     def __init__(self, run: Run, image: str, spec: Spec, **options: Any) -> None:
-        super().__init__(run, image, entrypoint="python", **options)
+        command = ("python", "-m", "load_child", json.dumps(asdict(spec)))
+        super().__init__(run, image, *command, **options)
         self._is_ending = False
-        self.with_command(["-m", "load_child", json.dumps(asdict(spec))])
-        self.with_envs(PYTHONPATH="/tests", PYTHONUNBUFFERED="1", NIXL_LOG_LEVEL="ERROR")
-        self.with_volume_mapping(TESTS, "/tests", "ro")
 
     def state(self) -> State:
         """How it stands, or stood last."""
@@ -254,18 +259,14 @@ def image(name: str) -> str:
     seconds later. Another checkout may give the name to its own build meanwhile."""
     if tag := os.environ.get("TAG"):
         wanted = f"hicache-nixl/{name}:{tag}"
-        found = _run("docker", "image", "inspect", "--format", "{{.Id}}", wanted)
+        found = docker("image", "inspect", "--format", "{{.Id}}", wanted)
         if found.returncode != 0:
             raise ContainerError(f"no image {wanted}: build it with TAG={tag} ci/images.sh {name}")
         return found.stdout.strip()
     script = str(TESTS.parent / "ci" / "images.sh")
-    built = _run(script, name)
+    built = subprocess.run(
+        [script, name], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
     if built.returncode != 0:
         raise ContainerError(f"{script} {name} failed:\n{built.stdout}{built.stderr}")
     return built.stdout.split()[-1]  # what `docker build --quiet` prints
-
-
-def _run(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-    )

@@ -115,7 +115,7 @@ class Run:
         """A new network or volume; its name. It ends with the run."""
         labels = [f"--label={name}={value}" for name, value in self.labels.items()]
         name = f"hicache-nixl-{secrets.token_hex(6)}"
-        _docker(kind, "create", *labels, name, check=True)
+        docker(kind, "create", *labels, name, check=True)
         return name
 
     @contextlib.contextmanager
@@ -125,14 +125,14 @@ class Run:
         try:
             yield name
         finally:
-            _docker(kind, "rm", *REMOVAL[kind], name, check=True)
+            docker(kind, "rm", *REMOVAL[kind], name, check=True)
 
     def remove(self) -> None:
         """Remove everything that carries the label of this run, and its directory."""
         for kind, options in REMOVAL.items():
             found = self._ids(kind)
             if found:
-                _docker(kind, "rm", *options, *found)
+                docker(kind, "rm", *options, *found)
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def left(self) -> list[str]:
@@ -210,22 +210,27 @@ def _start_time(pid: int) -> str:
     return "" if state in "ZX" else fields[18]
 
 
-def _docker(*arguments: str, check: bool = False) -> str:
+def docker(
+    *arguments: str, check: bool = False, timeout: float | None = None
+) -> subprocess.CompletedProcess[str]:
+    """`docker` with these arguments; blocks until it has ended. With `check`, RuntimeError unless
+    it ended well; after `timeout` seconds, subprocess.TimeoutExpired."""
     ran = subprocess.run(
         ["docker", *arguments],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         check=False,
+        timeout=timeout,
     )
     if check and ran.returncode != 0:
         raise RuntimeError(f"docker {' '.join(arguments)}: {ran.stderr.strip()}")
-    return ran.stdout
+    return ran
 
 
 def _list(kind: str, label: str, *options: str) -> str:
     every = ["--all"] if kind == "container" else []
-    return _docker(kind, "ls", *every, "--filter", f"label={label}", *options)
+    return docker(kind, "ls", *every, "--filter", f"label={label}", *options).stdout
 
 
 def _known_runs() -> set[str]:

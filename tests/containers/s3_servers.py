@@ -12,10 +12,11 @@ from typing import Any, Self
 
 import yaml
 
+import s3_access
 from s3_access import ADMIN, READER, Identity, S3Access
 
 from .harness import TESTS, ProjectContainer
-from .runs import Run
+from .runs import Run, docker
 
 ALIAS = "objectstore"
 """What containers call the S3 server on their network."""
@@ -43,9 +44,7 @@ class S3Place(S3Access):
 
 def store_url(bucket: str, prefix: str = "pages", **parameters: str) -> str:
     """A store in a bucket, as containers on the server's network write it."""
-    given = {"endpoint": f"http://{ALIAS}:{PORT}", "addressing": "path", **parameters}
-    query = "&".join(f"{name}={value}" for name, value in given.items())
-    return f"s3://{bucket}/{prefix}?{query}"
+    return s3_access.store_url(f"http://{ALIAS}:{PORT}", bucket, prefix, **parameters)
 
 
 class S3Container(ProjectContainer):
@@ -154,19 +153,13 @@ def choose(wanted: str) -> tuple[str, str]:
             raise ValueError(f"OBJECT_STORE is {wanted!r}: say {' or '.join(KINDS)}")
         return kind, "asked for by OBJECT_STORE"
     image = minio_image()
-    if _docker("image", "inspect", image).returncode == 0:
+    if docker("image", "inspect", image).returncode == 0:
         return MinIO.kind, f"{image} is here"
     try:
-        pulled = _docker("pull", "--quiet", image, timeout=PULL_TIMEOUT)
+        pulled = docker("pull", "--quiet", image, timeout=PULL_TIMEOUT)
     except subprocess.TimeoutExpired:
         return SeaweedFS.kind, f"{image} could not be pulled in {PULL_TIMEOUT:.0f} s"
     if pulled.returncode == 0:
         return MinIO.kind, f"{image} was pulled"
     said = ["docker pull said nothing", *pulled.stderr.strip().splitlines()][-1]
     return SeaweedFS.kind, f"{image} cannot be pulled: {said}"
-
-
-def _docker(*arguments: str, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["docker", *arguments], capture_output=True, text=True, check=False, timeout=timeout
-    )

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from . import harness
 from .harness import TESTS
 from .runs import REMOVAL, Run
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.docker
 
 # The prompt begins with random letters, which are more or fewer tokens.
 VERDICT = re.compile(
@@ -95,13 +94,10 @@ class Stack:
         return found
 
 
+S3_IMAGES = pytest.mark.usefixtures("connector_image", "engine_image", "objectstore_image")
+"""What the profile s3 runs, built from the working tree."""
+
 MakeStack = Callable[..., Stack]
-
-
-@pytest.fixture(scope="session")
-def s3_images(run: Run, connector_image: str, engine_image: str) -> None:
-    """What the profile s3 runs, built from the working tree."""
-    run.once("objectstore-image", lambda: harness.image("objectstore"))
 
 
 @pytest.fixture
@@ -116,7 +112,7 @@ def make_stack(run: Run, tmp_path: Path, held: ExitStack) -> MakeStack:
     return make
 
 
-@pytest.mark.usefixtures("s3_images")
+@S3_IMAGES
 def test_up_tells_the_story_on_s3(make_stack: MakeStack) -> None:
     """`docker compose up` makes a bucket, serves, survives the engine's kill, ends with the verdict
     while the servers go on, and `down -v` leaves nothing."""
@@ -140,7 +136,7 @@ def test_run_ends_with_the_verdict_on_a_slab(make_stack: MakeStack) -> None:
     assert stack.left() == []
 
 
-@pytest.mark.usefixtures("s3_images")
+@S3_IMAGES
 def test_unreadable_credentials_end_the_command(make_stack: MakeStack, tmp_path: Path) -> None:
     """Credentials that the containers' user may not read end `docker compose run` with an error,
     and the server's log names them."""

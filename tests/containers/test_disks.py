@@ -16,7 +16,7 @@ from disk_child import PAGES, ROOM
 from loop_disk import LoopDisk
 from observed import Extents
 
-from .harness import STORE, TESTS, ProjectContainer
+from .harness import STORE, ChildContainer, ProjectContainer
 from .runs import Run
 
 pytestmark = pytest.mark.docker
@@ -29,15 +29,13 @@ STORES = [f"{kind}://{HOME}/{kind}" for kind in KINDS]
 IO_URING = ["io_uring_setup", "io_uring_enter", "io_uring_register"]
 
 
-class DiskContainer(ProjectContainer):
+class DiskContainer(ChildContainer):
     """A function of a module of these tests in the connector image; it ends with it."""
 
     def __init__(self, run: Run, image: str, *child: object, **options: Any) -> None:
         module, function, *arguments = child
-        super().__init__(run, image, entrypoint="python", **options)
-        self.with_command(["-m", str(module), str(function), json.dumps(arguments)])
-        self.with_envs(PYTHONPATH="/tests", PYTHONUNBUFFERED="1", NIXL_LOG_LEVEL="ERROR")
-        self.with_volume_mapping(TESTS, "/tests", "ro")
+        command = ("python", "-m", str(module), str(function), json.dumps(arguments))
+        super().__init__(run, image, *command, **options)
 
     def said(self, timeout: float = 120.0) -> list[Any]:
         """What it has printed, once it has ended, which must be well."""

@@ -12,7 +12,7 @@ from .harness import STORE
 from .runs import Run
 from .s3_servers import S3Place, store_url
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.docker
 
 PROMPT = "the quick brown fox jumps over the lazy dog " * 12
 PAGE = 16

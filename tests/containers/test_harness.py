@@ -67,7 +67,7 @@ def test_choice_of_the_s3_server(
         return subprocess.CompletedProcess([], status, stdout="", stderr=said)
 
     monkeypatch.setenv("MINIO_IMAGE", "image")
-    monkeypatch.setattr(s3_servers, "_docker", docker)
+    monkeypatch.setattr(s3_servers, "docker", docker)
     assert s3_servers.choose("") == (kind, why)
 
 

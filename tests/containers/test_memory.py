@@ -21,7 +21,7 @@ from memory_spec import HEAD_DIM, SHAPE, SHAPE_2MIB, Case, Seen, Trip
 from observed import Extents
 from s3_access import ADMIN
 
-from .harness import STORE, TESTS, ProjectContainer
+from .harness import STORE, TESTS, ChildContainer
 from .runs import Run
 from .s3_servers import S3Place, store_url
 
@@ -38,14 +38,12 @@ SHORT_PAGES = SHORT_MIB * MIB // hugepages.SIZE
 """Hugepages, and pages of a pool with SHAPE_2MIB, that are more than there are."""
 
 
-class MemoryContainer(ProjectContainer):
+class MemoryContainer(ChildContainer):
     """Cases of host memory (memory_child.py) in the image that has SGLang."""
 
     def __init__(self, run: Run, image: str, cases: list[Case], **options: Any) -> None:
-        super().__init__(run, image, entrypoint="python", **options)
-        self.with_command(["-m", "memory_child", json.dumps([asdict(case) for case in cases])])
-        self.with_envs(PYTHONPATH="/tests", PYTHONUNBUFFERED="1", NIXL_LOG_LEVEL="ERROR")
-        self.with_volume_mapping(TESTS, "/tests", "ro")
+        given = json.dumps([asdict(case) for case in cases])
+        super().__init__(run, image, "python", "-m", "memory_child", given, **options)
 
     def next(self) -> Seen:
         """Have the next case carried out; blocks until it is."""
@@ -70,9 +68,7 @@ def start_memory(run: Run, engine_image: str, volume: str, held: ExitStack) -> S
 
     def start(*cases: Case, network: str = "", **options: Any) -> MemoryContainer:
         memory = MemoryContainer(run, engine_image, list(cases), **options)
-        memory.with_volume_mapping(volume, str(Path(STORE).parent), "rw")
-        if network:
-            memory.on(network).with_secret(ADMIN)
+        memory.beside(volume=volume, network=network, identity=ADMIN if network else None)
         held.enter_context(memory)
         memory.wait_lines(1, TIMEOUT)
         return memory

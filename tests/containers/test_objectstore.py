@@ -1,5 +1,6 @@
 """The S3 server's image behaves as a real S3 server does where tests of failures rely on it."""
 
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -7,7 +8,8 @@ from botocore.exceptions import ClientError
 
 from s3_access import ADMIN, READER, Identity
 
-from .s3_servers import S3Container, S3Place
+from .runs import Run
+from .s3_servers import S3Container, S3Place, SeaweedFS
 
 pytestmark = pytest.mark.docker
 
@@ -28,6 +30,15 @@ def test_who_may_do_what(s3: S3Place, bucket: str) -> None:
     assert refusal(owner, Bucket="three", Key="c") == "NoSuchBucket"
     wrong = s3.client(Identity(ADMIN.access_key, "wrong"))
     assert refusal(wrong, Bucket=bucket, Key="c") == "SignatureDoesNotMatch"
+
+
+def test_buckets_that_are_asked_for(
+    run: Run, objectstore_image: str, network: str, held: ExitStack
+) -> None:
+    """The image makes the buckets in S3_BUCKETS, and no other."""
+    server = held.enter_context(SeaweedFS(run, objectstore_image, ["one", "two"]).on(network))
+    found = server.serve().place().client().list_buckets()["Buckets"]
+    assert [bucket["Name"] for bucket in found] == ["one", "two"]
 
 
 def test_killed_server_comes_back_with_its_objects(own_s3: S3Container) -> None:

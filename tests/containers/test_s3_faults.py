@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import pytest
 
-from load_spec import Spec, State
+from load_spec import Margin, Spec, State
 from s3_access import ADMIN
 
 from .conftest import StartConnector, StartLoad
@@ -24,8 +24,8 @@ pytestmark = [pytest.mark.docker, pytest.mark.stress]
 
 DEADLINE_S = 2.0
 RECOVERY_S = 30.0
-MORE_FILES, MORE_CONNECTIONS, MORE_THREADS, MORE_MEMORY = 4, 40, 8, 64 << 20
-"""What the load may hold beyond what it held before the fault."""
+MARGIN = Margin(files=4, connections=40, threads=8, resident_bytes=64 << 20)
+"""Beyond what the load held before the fault."""
 
 
 @pytest.fixture(scope="module")
@@ -143,13 +143,7 @@ def all_open(state: State) -> bool:
 
 def is_back(before: State, now: State) -> bool:
     """Whether the load holds about what it held, and uses storage."""
-    return (
-        all_closed(now)
-        and now.files <= before.files + MORE_FILES
-        and now.connections <= before.connections + MORE_CONNECTIONS
-        and now.threads <= before.threads + MORE_THREADS
-        and now.resident_bytes <= before.resident_bytes + MORE_MEMORY
-    )
+    return all_closed(now) and not now.held_more(before, MARGIN)
 
 
 @pytest.mark.parametrize("kind", [Stopped, Killed, Paused, ServerCutOff, LoadCutOff])

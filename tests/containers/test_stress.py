@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from load_spec import Spec, State
+from load_spec import Margin, Spec, State
 from s3_access import ADMIN
 
 from .conftest import TIMEOUT, StartConnector, StartLoad
@@ -30,8 +30,8 @@ SETTINGS: dict[str, dict[str, Any]] = {"slab": BUDGET | {"segment": MIB}, "files
 MOST_BYTES = {"slab": CAPACITY, "files": CAPACITY * 9 // 8, "s3": math.inf}
 """What a store may hold: after a `clear` the files store knows that only by estimate, until it has
 looked into all directories again."""
-MORE_FILES, MORE_CONNECTIONS, MORE_THREADS, MORE_MEMORY = 16, 40, 32, 64 * MIB
-"""A load may hold so much more than after its first seconds: as much as its calls need at once."""
+MARGIN = Margin(files=16, connections=40, threads=32, resident_bytes=64 * MIB)
+"""Beyond what a load held after its first seconds."""
 
 
 @dataclass(frozen=True)
@@ -83,15 +83,7 @@ def end(loads: Sequence[LoadContainer], before: Sequence[State]) -> None:
     for load in loads:
         load.ask_to_end()
     for load, state in zip(loads, before, strict=True):
-        check_flat(state, load.finish())
-
-
-def check_flat(before: State, after: State) -> None:
-    """A load holds about what it held."""
-    assert after.files <= before.files + MORE_FILES
-    assert after.connections <= before.connections + MORE_CONNECTIONS
-    assert after.threads <= before.threads + MORE_THREADS
-    assert after.resident_bytes <= before.resident_bytes + MORE_MEMORY
+        assert load.finish().held_more(state, MARGIN) == {}
 
 
 def check_store(place: Place, start_connector_on: StartConnector) -> None:

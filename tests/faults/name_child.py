@@ -15,7 +15,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fault_proxy import FaultProxy, refuse
-from object_connectors import connected, store_url
+from object_connectors import connected
+from s3_access import store_url
 
 DEADLINE_S = 1.0
 NAME = "bucket.test"

@@ -30,8 +30,8 @@ from fault_proxy import (
     truncate,
 )
 from hicache_nixl.errors import StoreError
-from object_connectors import connected, store_url
-from s3_access import ADMIN, Identity
+from object_connectors import connected
+from s3_access import ADMIN, Identity, store_url
 from s3_server import S3Address, S3Server
 from storage_load import BATCH, Held, Load
 
@@ -321,6 +321,14 @@ WRONG_ENDPOINTS = {
 """Endpoints that cannot serve: URL, whether the right CA is named, a word of the message."""
 
 
+@pytest.fixture(scope="module")
+def used_once(s3: S3Address, module_bucket: str) -> None:
+    """What the clients of a process keep for good, this process has."""
+    with connected(store_url(s3.endpoint, module_bucket, "once"), deadline_s=10.0) as load:
+        assert load.set(0) == [True] * BATCH
+
+
+@pytest.mark.usefixtures("used_once")
 @pytest.mark.parametrize("what", WRONG_ENDPOINTS)
 def test_wrong_endpoints_are_refused_at_start(s3: S3Address, module_bucket: str, what: str) -> None:
     """Starting ends soon, with one line that says what is wrong, and leaves nothing behind."""
