@@ -39,10 +39,12 @@ class ContainerError(AssertionError):
 
 @dataclass(frozen=True)
 class Finished:
-    """A command that ended in a container."""
+    """A command that ended in a container: its status, standard output and standard error, of which
+    the order of their lines among each other is not known."""
 
     status: int
     output: str
+    error: str
 
 
 class ProjectContainer(DockerContainer):
@@ -130,19 +132,20 @@ class ProjectContainer(DockerContainer):
 
     def call(self, *command: str, environment: Mapping[str, str] | None = None) -> Finished:
         """Run a command in it; blocks until it has ended, however it did."""
-        status, output = self.get_wrapped_container().exec_run(
-            list(command), environment=dict(environment or {})
+        status, streams = self.get_wrapped_container().exec_run(
+            list(command), environment=dict(environment or {}), demux=True
         )
-        return Finished(status, output.decode(errors="replace"))
+        output, error = ((stream or b"").decode(errors="replace") for stream in streams)
+        return Finished(status, output, error)
 
     def must_call(self, *command: str, environment: Mapping[str, str] | None = None) -> str:
-        """Run a command in it that must end well; returns what it printed. An error has the
-        command, and not its environment, which is for secrets."""
+        """Run a command in it that must end well; returns its standard output, into which NIXL's
+        log cannot get. An error has the command, and not its environment, which is for secrets."""
         finished = self.call(*command, environment=environment)
         if finished.status != 0:
             raise ContainerError(
                 f"{' '.join(command)} in {self._what} ended with status {finished.status}:\n"
-                f"{finished.output}"
+                f"{finished.output}{finished.error}"
             )
         return finished.output
 
@@ -201,7 +204,7 @@ class ConnectorContainer(ChildContainer):
         )
 
     def child(self, function: str, *arguments: object) -> str:
-        """Run a function of the same module in it; returns what it printed."""
+        """Run a function of the same module in it; returns its standard output."""
         return self.must_call(*self._child_command(function, *arguments))
 
     def _child_command(self, function: object, *arguments: object) -> list[str]:

@@ -81,9 +81,9 @@ def test_commands_that_are_refused(
     connector = start_connector_on(url, network=s3.network, identity=who)
     refused = connector.call("hicache-nixl", "probe", "--store", url, *STAGING)
     assert refused.status == 1
-    assert len(refused.output.strip().splitlines()) == 1, refused.output
-    assert word in refused.output
-    assert who.secret_key not in refused.output
+    assert (refused.output, len(refused.error.splitlines())) == ("", 1), refused
+    assert word in refused.error
+    assert who.secret_key not in refused.error
 
 
 def test_connector_that_is_refused(s3: S3Place, bucket: str, start_load: StartLoad) -> None:

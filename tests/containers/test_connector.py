@@ -33,7 +33,7 @@ def test_every_storage_plugin_loads(start_connector: StartConnector) -> None:
 def test_nothing_imports_torch(start_connector: StartConnector) -> None:
     """The library works without torch and SGLang, and the image has neither."""
     finished = start_connector().call("python", "-c", "import torch")
-    assert "No module named 'torch'" in finished.output
+    assert "No module named 'torch'" in finished.error
 
 
 def test_user_is_not_root_and_owns_the_volume(start_connector: StartConnector) -> None:

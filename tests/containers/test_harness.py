@@ -24,6 +24,12 @@ def test_missing_image(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def test_output_of_a_command(start_connector: StartConnector) -> None:
+    """What a command printed is its standard output; a log on standard error stays out of it."""
+    command = ("sh", "-c", "echo log >&2; echo said; echo log >&2")
+    assert start_connector().must_call(*command) == "said\n"
+
+
 def test_command_that_fails(start_connector: StartConnector) -> None:
     """The error of a command has the command and what it printed, and not its environment."""
     with pytest.raises(ContainerError, match="ended with status 3") as caught:
