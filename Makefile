@@ -22,7 +22,7 @@ venv: $(VENV)/.project $(VENV)/.engine $(VENV)/.warm ## Set up .venv with the bu
 demo: venv ## The real SGLang keeps its KV cache through a kill
 	@$(PYTHON_) -m demo
 
-test: lint venv .sglang/.pins ## Lint, types and all tests; reports/junit.xml
+test: lint venv .sglang/.pins .helm/.pins ## Lint, types and all tests; reports/junit.xml
 	@ci/test.sh $(VENV) $(PYTEST_OPTIONS)
 
 bench: venv ## Measure against the in-tree connector and the bare device
@@ -45,7 +45,7 @@ format: venv ## Let ruff rewrite the sources
 	@$(PYTHON_) -m ruff format --quiet .
 
 clean: ## Remove everything the other commands make
-	rm -rf $(VENV) .sglang build dist reports .demo .bench .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .sglang .helm build dist reports .demo .bench .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.pins: requirements.lock ci/make-venv.sh ci/system.sh
@@ -61,6 +61,10 @@ $(VENV)/.engine: $(VENV)/.pins docker/engine-cpu/pyproject.toml ci/install-wheel
 
 .sglang/.pins: $(VENV)/.pins ci/sglang-versions.sh ci/sglang-versions.txt
 	@ci/sglang-versions.sh $(VENV) .sglang
+	@touch $@
+
+.helm/.pins: ci/helm-tools.txt ci/helm-tools.sh
+	@ci/helm-tools.sh .helm
 	@touch $@
 
 # SGLang compiles its page hash at the first request that needs it.
