@@ -1,6 +1,6 @@
 """What holds for every test: the order of the long ones, and what may be skipped where.
 
-A test marked ``docker`` or ``engine`` that skips is a failure where the environment says
+A test marked ``docker``, ``engine`` or ``helm`` that skips is a failure where the environment says
 ``CI=true``, because there the machine was set up to run it.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Generator
 
 import pytest
 
-MUST_RUN_IN_CI = ("docker", "engine")
+MUST_RUN_IN_CI = ("docker", "engine", "helm")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
