@@ -33,7 +33,10 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (url("s3://me:pass@kv-cache/team"), r"store\.s3\.url carries"),
     (url("s3://kv-cache?secret_key=abc"), r"store\.s3\.url carries"),
     # its credentials
-    ({**S3, **KEYS, "store.s3.existingSecret": "bucket"}, r"store\.s3\.existingSecret is given, and"),
+    (
+        {**S3, **KEYS, "store.s3.existingSecret": "bucket"},
+        r"store\.s3\.existingSecret is given, and",
+    ),
     ({**S3, "store.s3.accessKey": "an-access-key"}, r"store\.s3\.secretKey is empty"),
     ({**S3, "store.s3.secretKey": "a-secret-key"}, r"store\.s3\.accessKey is empty"),
     ({**S3, "minio.enabled": True}, r"minio\.enabled needs store\.s3\.accessKey"),
@@ -75,8 +78,14 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"store.kind": "files", "store.files.hostPath": "mnt"}, r'store\.files\.hostPath = "mnt"'),
     ({"store.kind": "tape"}, r"/store/kind"),
     # tensor parallelism
-    ({"server.gpus": 8, "server.tensorParallelSize": 3}, r"server\.tensorParallelSize = 3 does not"),
-    ({"server.gpus": 2, "server.tensorParallelSize": 4}, r"server\.tensorParallelSize = 4 does not"),
+    (
+        {"server.gpus": 8, "server.tensorParallelSize": 3},
+        r"server\.tensorParallelSize = 3 does not",
+    ),
+    (
+        {"server.gpus": 2, "server.tensorParallelSize": 4},
+        r"server\.tensorParallelSize = 4 does not",
+    ),
     ({"server.gpus": -1}, r"/server/gpus"),
     # sizes
     ({"connector.settings.capacity": "-64GiB"}, r"connector\.settings\.capacity = -64GiB is not"),

@@ -58,13 +58,11 @@ def test_no_token(manifests: Manifests) -> None:
 
 
 def test_no_host_namespace(manifests: Manifests) -> None:
-    """No pod shares a namespace of the host, but the one that restarts the kubelet its processes."""
+    """No pod shares a namespace of the host but the one that restarts the kubelet."""
     for name, spec in manifests.pods:
         assert not spec.get("hostNetwork"), name
         assert not spec.get("hostIPC"), name
-        kubelet = any(
-            "KUBELET_UNIT" in environment(container) for container in containers(spec)
-        )
+        kubelet = any("KUBELET_UNIT" in environment(container) for container in containers(spec))
         assert bool(spec.get("hostPID")) == kubelet, name
 
 
@@ -108,7 +106,7 @@ def test_gpus_are_the_ranks(manifests: Manifests) -> None:
 
 
 def test_a_long_load_is_survived(manifests: Manifests) -> None:
-    """Loading may take ten minutes: nothing but the startup probe asks before, and a rollout waits."""
+    """A load of ten minutes is waited for by the startup probe and by the rollout."""
     container = manifests.container
     startup = container["startupProbe"]
     patience = startup["periodSeconds"] * startup["failureThreshold"]
@@ -182,9 +180,7 @@ def test_selectors_match(manifests: Manifests) -> None:
 def test_a_secret_is_in_secrets_alone() -> None:
     """A key given inline is in the Secret and in no other manifest."""
     manifests = render("minio")
-    holding = [
-        found["kind"] for found in manifests.every if CREDENTIAL in json.dumps(found)
-    ]
+    holding = [found["kind"] for found in manifests.every if CREDENTIAL in json.dumps(found)]
     assert holding == ["Secret"]
 
 

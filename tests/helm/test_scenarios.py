@@ -8,8 +8,9 @@ from typing import Any
 
 import jsonschema
 import pytest
-import referencing
 import yaml
+from referencing import Registry
+from referencing.jsonschema import DRAFT7
 
 from .charts import CHART, SCENARIOS, helm, options, render, template
 
@@ -34,8 +35,8 @@ def _validator(version: str, kind: str, group_version: str) -> jsonschema.Draft7
     group, _, name = group_version.rpartition("/")
     file = "-".join(part for part in (kind.lower(), group.partition(".")[0], name) if part)
     schema = json.loads((_schemas(version) / f"{file}.json").read_text(encoding="utf-8"))
-    resource = referencing.Resource(_definitions(version), referencing.jsonschema.DRAFT7)
-    registry = referencing.Registry().with_resource("_definitions.json", resource)
+    resource = DRAFT7.create_resource(_definitions(version))
+    registry: Registry[Any] = Registry().with_resource("_definitions.json", resource)
     return jsonschema.Draft7Validator(schema, registry=registry)
 
 

@@ -97,9 +97,7 @@ def test_endpoint_certificate_and_credentials(tmp_path: Path) -> None:
     assert bucket.credentials.file == f"{mounts['credentials']}/credentials"
 
 
-@pytest.mark.parametrize(
-    ("shortage", "word"), [("fail", "required"), ("fallback", "prefer")]
-)
+@pytest.mark.parametrize(("shortage", "word"), [("fail", "required"), ("fallback", "prefer")])
 @pytest.mark.parametrize(("size", "name"), [("2Mi", "2MB"), ("1Gi", "1GB")])
 def test_hugepages(shortage: str, word: str, size: str, name: str, tmp_path: Path) -> None:
     """Library, SGLang and Kubernetes hear of the same pages."""

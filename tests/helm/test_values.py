@@ -31,7 +31,9 @@ PATHS = sorted(leaves(yaml.safe_load(VALUES)))
 
 def commented() -> set[tuple[str, ...]]:
     """The paths of the keys that have a comment with ``# --`` above."""
-    found, stack, comment = set(), [], False
+    found: set[tuple[str, ...]] = set()
+    stack: list[str] = []
+    comment = False
     for line in VALUES.splitlines():
         text = line.strip()
         if text.startswith("# --"):

@@ -1,4 +1,4 @@
-"""A prompt, twice, with SGLang's memory dropped in between: the second answer must come from storage.
+"""A prompt, twice, and SGLang's memory dropped in between: the second must come from storage.
 
 Command: ``prompt-twice.py HOST PORT``. Exit status 0 when it did. The environment gives ``TIMEOUT``
 (seconds for the server to answer, and again for pages to be stored), ``REPEAT`` (of the sentence),
