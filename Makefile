@@ -11,7 +11,7 @@ ENGINE_SOURCES = $(shell find docker/engine-cpu/src -type f -not -name '*.pyc' \
 TYPED = docker/engine-cpu/src demo
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test bench images lint format clean
+.PHONY: help venv demo test bench images chart lint format clean
 
 help: ## List the commands
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 14
@@ -33,6 +33,9 @@ images: ## Build the container images; docs/containers.md
 	@ci/docker.sh
 	@ci/base-images.sh
 	@ci/images.sh
+
+chart: venv ## The table of values in the chart's README
+	@$(PYTHON_) ci/chart_readme.py helm/hicache-nixl
 
 lint: venv ## ruff and mypy
 	@$(PYTHON_) -m ruff check --quiet .

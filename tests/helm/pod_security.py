@@ -8,14 +8,31 @@ from typing import Any
 
 from .charts import containers
 
-BASELINE_CAPABILITIES = frozenset(
-    ("AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "MKNOD")
-    + ("NET_BIND_SERVICE", "SETFCAP", "SETGID", "SETPCAP", "SETUID", "SYS_CHROOT")
-)
-VOLUMES = frozenset(
-    ("configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim")
-    + ("projected", "secret")
-)
+BASELINE_CAPABILITIES = {
+    "AUDIT_WRITE",
+    "CHOWN",
+    "DAC_OVERRIDE",
+    "FOWNER",
+    "FSETID",
+    "KILL",
+    "MKNOD",
+    "NET_BIND_SERVICE",
+    "SETFCAP",
+    "SETGID",
+    "SETPCAP",
+    "SETUID",
+    "SYS_CHROOT",
+}
+VOLUMES = {
+    "configMap",
+    "csi",
+    "downwardAPI",
+    "emptyDir",
+    "ephemeral",
+    "persistentVolumeClaim",
+    "projected",
+    "secret",
+}
 
 
 def violations(spec: dict[str, Any]) -> set[str]:

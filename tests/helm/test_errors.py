@@ -112,7 +112,11 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({**PAGES, "hugepages.memory": "3Mi"}, r"hugepages\.memory = 3Mi is not a multiple"),
     ({**PAGES, "hugepages.perNode": "1Gi"}, r"hugepages\.perNode = 1Gi is not"),
     ({**PAGES, "server.resources": {"requests": None}}, r"server\.resources\.requests has neither"),
-    ({**PAGES, "hicache.size": 20}, r"hugepages\.memory = 16Gi is less than hicache\.size = 20"),
+    ({**PAGES, "hicache.size": 20}, r"hugepages\.memory = 16Gi is less than what 1 ranks need"),
+    (
+        {**PAGES, "connector.settings.staging": "17GiB"},
+        r"hugepages\.memory = 16Gi is less than what",
+    ),
     ({"hugepages.mode": "on"}, r"/hugepages/mode"),
     ({"hugepages.node.restartKubelet": True}, r"hugepages\.node\.restartKubelet is set"),
     (

@@ -39,7 +39,7 @@ def test_values_arrive(tmp_path: Path) -> None:
     given = {
         "capacity": "3TiB",
         "segment": "1GiB",
-        "staging": 100000000000,
+        "staging": 1000000000,
         "verify": "trailer",
         "deadline": "1500ms",
         "use_direct_io": False,
@@ -57,7 +57,7 @@ def test_values_arrive(tmp_path: Path) -> None:
     assert [str(url) for url in settings.store] == [
         f"slab:///var/lib/hicache/disk-{disk}/store" for disk in range(4)
     ]
-    assert (settings.capacity, settings.segment, settings.staging) == (3 * TIB, GIB, 100 * 10**9)
+    assert (settings.capacity, settings.segment, settings.staging) == (3 * TIB, GIB, 10**9)
     assert (settings.verify, settings.deadline, settings.use_direct_io) == ("trailer", 1.5, False)
     assert (settings.queue, settings.plugin) == ("aio", "posix")
     assert (settings.hugepages, settings.hugepage_size) == ("required", GIB)

@@ -2,17 +2,19 @@
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from .charts import CHART
+from .charts import CHART, PROJECT
 
 VALUES = (CHART / "values.yaml").read_text(encoding="utf-8")
 SCHEMA = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
-_KEY = re.compile(r"( *)([\w.]+):(.*)")
 
 
 def leaves(value: object, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -29,30 +31,29 @@ ITEMS = {("metrics", "dashboard", "labels"), ("server", "resources")}
 PATHS = sorted(leaves(yaml.safe_load(VALUES)))
 
 
-def commented() -> set[tuple[str, ...]]:
-    """The paths of the keys that have a comment with ``# --`` above."""
-    found: set[tuple[str, ...]] = set()
-    stack: list[str] = []
-    comment = False
-    for line in VALUES.splitlines():
-        text = line.strip()
-        if text.startswith("# --"):
-            comment = True
-        elif (key := _KEY.fullmatch(line)) and not text.startswith("#"):
-            stack = [*stack[: len(key[1]) // 2], key[2]]
-            if comment:
-                found.add(tuple(stack))
-            comment = False
-        elif not text:
-            comment = False
-    return found
+def test_the_readme_is_up_to_date() -> None:
+    """The table of values is what values.yaml says."""
+    assert chart_readme(CHART) == (0, "")
 
 
-def test_every_value_has_a_comment() -> None:
-    """What a user can set is explained above, or its parent is, where that is one thing."""
-    explained = commented()
-    missing = [path for path in PATHS if not {path, path[:-1]} & explained]
-    assert missing == []
+def test_every_value_has_a_comment(tmp_path: Path) -> None:
+    """A value that nothing is said of is an error that names it."""
+    (tmp_path / "README.md").write_text("<!-- values -->\n", encoding="utf-8")
+    lines = VALUES.splitlines()
+    below = lines.index("  replicas: 1")
+    assert lines[below - 1].startswith("  # -- ")
+    (tmp_path / "values.yaml").write_text("\n".join(lines[: below - 1] + lines[below:]))
+    status, errors = chart_readme(tmp_path)
+    assert (status, errors.partition(" — ")[0]) == (1, "chart: server.replicas has no comment")
+
+
+def chart_readme(chart: Path) -> tuple[int, str]:
+    """Status and errors of the script that checks the README."""
+    script = PROJECT / "ci" / "chart_readme.py"
+    ran = subprocess.run(
+        [sys.executable, str(script), "--check", str(chart)], capture_output=True, text=True
+    )
+    return ran.returncode, ran.stderr
 
 
 def test_every_value_is_in_the_schema() -> None:
@@ -94,3 +95,16 @@ def test_unknown_keys_are_refused_everywhere() -> None:
 def test_templates_are_short(path: Any) -> None:
     """No template is longer than 150 lines."""
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 150
+
+
+def test_the_documentation_names_what_exists() -> None:
+    """Each value and scenario that docs/kubernetes.md names is one of the chart."""
+    text = (PROJECT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
+    known = {".".join(path[:length]) for path in PATHS for length in range(1, 9)}
+    roots = {path[0] for path in PATHS}
+    named = re.findall(r"`([a-z]\w*(?:\.\w+)+)(?:: [^`]*)?`", text)
+    values = [name for name in named if name.partition(".")[0] in roots]
+    assert len(values) > 15
+    assert [name for name in values if name not in known] == []
+    for scenario in re.findall(r"\(\.\./helm/hicache-nixl/ci/([^)]+)\)", text):
+        assert (CHART / "ci" / scenario).is_file(), scenario

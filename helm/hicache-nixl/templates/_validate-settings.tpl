@@ -45,9 +45,10 @@
 {{- fail "server.resources.requests has neither cpu nor memory; Kubernetes takes no hugepages without one of them" -}}
 {{- end -}}
 {{- $ranks := mul (include "hicache-nixl.tensorParallel" . | int) (include "hicache-nixl.dataParallel" . | int) -}}
-{{- $pool := mul (int64 .Values.hicache.size) 1000000000 $ranks -}}
-{{- if and (eq .Values.hugepages.onShortage "fail") (gt $pool $memory) -}}
-{{- fail (printf "hugepages.memory = %s is less than hicache.size = %d GB of each of the %d ranks; raise the one or lower the other" .Values.hugepages.memory (int64 .Values.hicache.size) $ranks) -}}
+{{- $staging := include "hicache-nixl.bytes" (list "connector.settings.staging" (default "256MiB" .Values.connector.settings.staging)) | int64 -}}
+{{- $need := mul $ranks (add $staging (mul (int64 .Values.hicache.size) 1000000000)) -}}
+{{- if and (eq .Values.hugepages.onShortage "fail") (gt $need $memory) -}}
+{{- fail (printf "hugepages.memory = %s is less than what %d ranks need, each hicache.size = %d GB and connector.settings.staging; they need %d bytes" .Values.hugepages.memory $ranks (int64 .Values.hicache.size) $need) -}}
 {{- end -}}
 {{- end -}}
 {{- if and .Values.hugepages.node.restartKubelet (ne (include "hicache-nixl.hugepages" .) "node") -}}
