@@ -32,6 +32,10 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (url("s3://kv-cache?endpiont=http://minio"), r"store\.s3\.url has the parameter endpiont"),
     (url("s3://me:pass@kv-cache/team"), r"store\.s3\.url carries"),
     (url("s3://kv-cache?secret_key=abc"), r"store\.s3\.url carries"),
+    (
+        {**url("s3://kv-cache?ca_bundle=/a"), "store.s3.ca.existingConfigMap": "ca"},
+        r"store\.s3\.url has the parameter ca_bundle and",
+    ),
     # its credentials
     (
         {**S3, **KEYS, "store.s3.existingSecret": "bucket"},

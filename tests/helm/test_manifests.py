@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -316,3 +317,41 @@ def test_command() -> None:
     """The image's entrypoint is kept unless another command is given."""
     assert "command" not in render().container
     assert render(None, {"server.command": ["serve"]}).container["command"] == ["serve"]
+
+
+def test_references_resolve(manifests: Manifests) -> None:
+    """What a pod asks of the chart's own ConfigMaps, Secrets and account is there, key by key."""
+    there = {
+        (found["kind"], found["metadata"]["name"]): set(
+            {**found.get("data", {}), **found.get("stringData", {})}
+        )
+        for found in manifests.every
+        if found["kind"] in ("ConfigMap", "Secret")
+    }
+
+    def asked(spec: dict[str, Any]) -> Iterator[tuple[str, str, str | None]]:
+        for volume in spec.get("volumes", ()):
+            for kind, source, name in (
+                ("ConfigMap", volume.get("configMap"), "name"),
+                ("Secret", volume.get("secret"), "secretName"),
+            ):
+                if source is not None:
+                    keys = [item["key"] for item in source.get("items", ())] or [None]
+                    yield from ((kind, source[name], key) for key in keys)
+        for container in containers(spec):
+            for value in environment(container).values():
+                if isinstance(value, dict):
+                    ((kind, source),) = value.items()
+                    kind = {"secretKeyRef": "Secret", "configMapKeyRef": "ConfigMap"}[kind]
+                    yield kind, source["name"], source["key"]
+
+    count = 0
+    for pod, spec in manifests.pods:
+        for kind, name, key in asked(spec):
+            if name.startswith("trial-"):
+                count += 1
+                assert (kind, name) in there, pod
+                assert key is None or key in there[kind, name], pod
+    assert count >= 1
+    account = manifests.server["serviceAccountName"]
+    assert [found["metadata"]["name"] for found in manifests.of("ServiceAccount")] == [account]

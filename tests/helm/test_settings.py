@@ -1,16 +1,17 @@
 """The rendered ConfigMap as the library reads it."""
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hicache_nixl.launch import LOADER_KEYS
-from hicache_nixl.settings import Settings, load_settings
+from hicache_nixl.launch import LOADER_KEYS, launch_args
+from hicache_nixl.settings import KEYS, Settings, load_settings
 from hicache_nixl.units import GIB, MIB, TIB
 
-from .charts import SCENARIOS, environment, render
+from .charts import CHART, SCENARIOS, environment, render
 
 pytestmark = pytest.mark.helm
 
@@ -117,3 +118,35 @@ def test_sglang_finds_the_connector() -> None:
     extra = json.loads(flags["--hicache-storage-backend-extra-config"])
     assert flags["--hicache-storage-backend"] == "dynamic"
     assert extra == {**LOADER_KEYS, "prefetch_threshold": 16}
+
+
+def test_sglang_accepts_the_flags() -> None:
+    """SGLang's own parser takes the flags of every scenario, after those of an image, and the
+    schema offers what it offers."""
+    pytest.importorskip("pools", reason="SGLang is not installed")
+    server_args = pytest.importorskip("sglang.srt.server_args", reason="SGLang is not installed")
+    parser = argparse.ArgumentParser()
+    server_args.ServerArgs.add_cli_args(parser)
+    for scenario in SCENARIOS:
+        manifests = render(scenario)
+        of_the_image = launch_args({"store": "slab:///elsewhere"}, environ={})
+        known = parser.parse_args([*of_the_image, *manifests.container["args"]])
+        assert known.model_path == manifests.flags["--model-path"]
+        assert known.port == manifests.container["ports"][0]["containerPort"]
+        extra = json.loads(known.hicache_storage_backend_extra_config)
+        assert "store" not in extra
+    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+    offered = schema["properties"]["hicache"]["properties"]
+    choices = {action.dest: action.choices for action in parser._actions}
+    assert set(offered["layout"]["enum"]) <= set(choices["hicache_mem_layout"])
+    assert set(offered["writePolicy"]["enum"]) == set(choices["hicache_write_policy"])
+    assert set(offered["prefetchPolicy"]["enum"]) == set(choices["hicache_storage_prefetch_policy"])
+
+
+def test_every_setting_can_be_set() -> None:
+    """The schema has each setting of the library that the chart does not make itself, or refuse."""
+    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+    offered = schema["properties"]["connector"]["properties"]["settings"]["properties"]
+    made = {"store", "credentials_file", "hugepages", "hugepage_size"}
+    secret = {"access_key", "secret_key", "session_token", "connection_string", "salt"}
+    assert set(offered) == set(KEYS) - made - secret

@@ -78,6 +78,9 @@
 {{- if and $endpoint (not (regexMatch "^https?://[A-Za-z0-9._:\\[\\]-]+/?$" $endpoint)) -}}
 {{- fail (printf "store.s3.url has the endpoint %s, which is not http:// or https:// with a host alone; %s" $endpoint $example) -}}
 {{- end -}}
+{{- if and $s3.ca.existingConfigMap (contains "ca_bundle=" $s3.url) -}}
+{{- fail "store.s3.url has the parameter ca_bundle and store.s3.ca.existingConfigMap is given; keep one" -}}
+{{- end -}}
 {{- if and $s3.existingSecret (or $s3.accessKey $s3.secretKey) -}}
 {{- fail "store.s3.existingSecret is given, and so are store.s3.accessKey or secretKey; keep the Secret" -}}
 {{- end -}}
