@@ -8,7 +8,7 @@ export WORKERS
 SOURCES = $(shell find src -type f -not -name '*.pyc' -not -path '*.egg-info/*')
 ENGINE_SOURCES = $(shell find docker/engine-cpu/src -type f -not -name '*.pyc' \
                    -not -path '*.egg-info/*')
-TYPED = docker/engine-cpu/src demo
+TYPED = docker/engine-cpu/src demo ci/chart_readme.py helm/hicache-nixl/files/prompt-twice.py
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test bench images chart lint format clean

@@ -50,10 +50,12 @@ class Host:
         """Whether somebody asked for it."""
         return (self.root / "proc/sys/vm/compact_memory").read_text() == "1\n"
 
-    def run(self, *arguments: str, **environment: str) -> tuple[int, str]:
-        """Status and output of the script, with these variables."""
+    def run(
+        self, *arguments: str, script: str = SCRIPT.name, **environment: str
+    ) -> tuple[int, str]:
+        """Status and output of a script, with these variables."""
         ran = subprocess.run(
-            ["bash", str(SCRIPT), *arguments],
+            ["bash", str(SCRIPT.with_name(script)), *arguments],
             env={**os.environ, "HOST_ROOT": str(self.root), **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -148,6 +150,71 @@ def test_bad_arguments(host: Host, arguments: tuple[str, ...], status: int, line
     assert host.run(*arguments)[0] == status
     assert line in host.run(*arguments)[1]
     assert host.pages() == 100
+
+
+class Node:
+    """A host with a kubelet: a program in the place of nsenter counts what is asked of it."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        (host.root / "state").mkdir()
+        self.restarts = host.root / "restarts"
+        self.works(True)
+
+    def works(self, does: bool) -> None:
+        """Whether systemd does what it is told."""
+        self.host.write(
+            "bin/nsenter", f'#!/bin/sh\n{"" if does else "exit 1"}\necho "$*" >>{self.restarts}\n'
+        )
+        (self.host.root / "bin/nsenter").chmod(0o755)
+
+    def prepare(self, *arguments: str, unit: str = "k3s-agent") -> tuple[int, str]:
+        """Status and output of the script."""
+        path = f"{self.host.root / 'bin'}:{os.environ['PATH']}"
+        return self.host.run(*arguments, script="prepare-node.sh", PATH=path, KUBELET_UNIT=unit)
+
+    @property
+    def asked(self) -> list[str]:
+        """The units that were restarted."""
+        lines = self.restarts.read_text().splitlines() if self.restarts.exists() else []
+        assert all(line.startswith("--target 1 --mount ") for line in lines)
+        return [line.partition(" -- systemctl restart ")[2] for line in lines]
+
+
+@pytest.fixture
+def node(host: Host) -> Node:
+    """A node of that host."""
+    return Node(host)
+
+
+def test_the_kubelet_is_restarted_once(node: Node) -> None:
+    """It is restarted where the number was raised, and not again by a second run."""
+    assert node.prepare("500")[0] == 0
+    assert node.asked == ["k3s-agent"]
+    assert node.prepare("500") == (0, "hugepages: 500 of 2MB, 500 wanted\n")
+    assert node.asked == ["k3s-agent"]
+
+
+@pytest.mark.parametrize(("want", "unit"), [("100", "kubelet"), ("500", "")])
+def test_the_kubelet_is_left_alone(node: Node, want: str, unit: str) -> None:
+    """It is not restarted where nothing was raised, or where nobody asked for it."""
+    assert node.prepare(want, unit=unit)[0] == 0
+    assert node.asked == []
+
+
+def test_a_restart_that_failed_is_made_up(node: Node) -> None:
+    """A run that could not restart the kubelet fails, and the next one does it."""
+    node.works(False)
+    assert node.prepare("500")[0] != 0
+    node.works(True)
+    assert node.prepare("500")[0] == 0
+    assert node.asked == ["k3s-agent"]
+
+
+def test_a_shortage_is_not_hidden_by_the_restart(node: Node) -> None:
+    """The status is that of the raise."""
+    assert node.prepare("1101")[0] == 1
+    assert node.asked == []
 
 
 def test_compose_runs_the_same_script() -> None:
