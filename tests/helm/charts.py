@@ -61,6 +61,14 @@ def template(scenario: str | None = None, values: Mapping[str, Any] | None = Non
     return helm("template", RELEASE, str(CHART), *options(scenario, values))
 
 
+def notes(scenario: str | None, values: Mapping[str, Any] | None = None) -> str:
+    """What helm install says."""
+    given = options(scenario, values)
+    ran = helm("install", RELEASE, str(CHART), "--dry-run=client", *given)
+    assert ran.status == 0, ran.errors
+    return ran.output.partition("\nNOTES:\n")[2]
+
+
 @dataclass(frozen=True)
 class Manifests:
     """What a chart rendered."""

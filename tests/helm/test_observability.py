@@ -7,11 +7,10 @@ import re
 import shlex
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from .charts import CHART, SCENARIOS, TOOLS, helm, options, render
+from .charts import CHART, SCENARIOS, TOOLS, notes, render
 
 METRIC = re.compile(r"sglang:\w+")
 DASHBOARD = json.loads((CHART / "files" / "dashboard.json").read_text(encoding="utf-8"))
@@ -89,14 +88,6 @@ def test_the_dashboard_is_rendered() -> None:
     assert found["metadata"]["labels"]["grafana_dashboard"] == "1"
 
 
-def notes(scenario: str | None, values: dict[str, Any] | None = None) -> str:
-    """What helm install says."""
-    given = options(scenario, values)
-    ran = helm("install", "trial", str(CHART), "--dry-run=client", *given)
-    assert ran.status == 0, ran.errors
-    return ran.output.partition("\nNOTES:\n")[2]
-
-
 @pytest.mark.helm
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_notes(scenario: str) -> None:
@@ -144,6 +135,7 @@ def test_commands_of_the_notes_are_understood(scenario: str) -> None:
     ("scenario", "line"),
     [
         ("minio", "FOR DEVELOPMENT ONLY"),
+        ("minio", "prefer store.s3.existingSecret"),
         ("slab-ephemeral", "It goes with its pod"),
         ("hugepages-node", "restarts the kubelet where it did"),
         ("hugepages-pod", "on a node that reports enough already"),

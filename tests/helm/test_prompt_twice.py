@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from .charts import CHART, environment, render
+from .charts import CHART, environment, notes, render
 
 SCRIPT = CHART / "files" / "prompt-twice.py"
 TOKENS = 100
@@ -171,8 +171,10 @@ def test_the_pod_runs_it() -> None:
     "values", [{"hicache.writePolicy": "write_back"}, {"metrics.enabled": False}], ids=str
 )
 def test_no_test_where_it_could_not_pass(values: dict[str, object]) -> None:
-    """Where pages are not stored at once, or nobody says so, there is no test."""
+    """Where pages are not stored at once, or nobody says so, there is no test, and the notes say
+    why."""
     assert not render(None, values).of("Pod")
+    assert "There is no test" in notes(None, values)
 
 
 def test_the_script_needs_the_standard_library_alone() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from .charts import CHART, PROJECT
+from .charts import CHART, PROJECT, helm
 
 VALUES = (CHART / "values.yaml").read_text(encoding="utf-8")
 SCHEMA = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
@@ -95,6 +95,19 @@ def test_unknown_keys_are_refused_everywhere() -> None:
 def test_templates_are_short(path: Any) -> None:
     """No template is longer than 150 lines."""
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 150
+
+
+@pytest.mark.helm
+@pytest.mark.parametrize("number", range(4))
+def test_values_in_the_documentation_render(number: int, tmp_path: Path) -> None:
+    """Each block of values in docs/kubernetes.md is a set of values that the chart takes."""
+    text = (PROJECT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    assert len(blocks) == 4
+    file = tmp_path / "values.yaml"
+    file.write_text(blocks[number], encoding="utf-8")
+    ran = helm("template", "trial", str(CHART), "--values", str(file))
+    assert ran.status == 0, ran.errors
 
 
 def test_the_documentation_names_what_exists() -> None:

@@ -83,6 +83,11 @@
 {{- eq .Values.hugepages.onShortage "fail" | ternary "required" "prefer" -}}
 {{- end -}}
 
+{{/* Other policies store pages later, and the test waits for their being stored, by metrics. */}}
+{{- define "hicache-nixl.hasTest" -}}
+{{- if and (eq .Values.hicache.writePolicy "write_through") .Values.metrics.enabled -}}true{{- end -}}
+{{- end -}}
+
 {{/* SGLang's flags. */}}
 {{- define "hicache-nixl.flags" -}}
 {{- $loader := dict "backend_name" "hicache_nixl" "module_path" "hicache_nixl" "class_name" "HiCacheNixlConnector" "interface_v1" 1 "hicache_storage_pass_prefix_keys" true -}}
