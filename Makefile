@@ -8,10 +8,11 @@ export WORKERS
 SOURCES = $(shell find src -type f -not -name '*.pyc' -not -path '*.egg-info/*')
 ENGINE_SOURCES = $(shell find docker/engine-cpu/src -type f -not -name '*.pyc' \
                    -not -path '*.egg-info/*')
-TYPED = docker/engine-cpu/src demo ci/chart_readme.py helm/hicache-nixl/files/prompt-twice.py
+TYPED = docker/engine-cpu/src demo ci docker/prune.py docker/connector docker/sglang-gpu \
+        helm/hicache-nixl/files/prompt-twice.py
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test bench images chart lint format clean
+.PHONY: help venv demo test bench images sbom chart lint format clean
 
 help: ## List the commands
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 14
@@ -33,6 +34,10 @@ images: ## Build the container images; docs/containers.md
 	@ci/docker.sh
 	@ci/base-images.sh
 	@ci/images.sh
+
+sbom: ## What an image holds, as CycloneDX; IMAGE=connector
+	@docker run --rm --entrypoint cat hicache-nixl/$(or $(IMAGE),connector):$(or $(TAG),local) \
+		/usr/local/share/sbom.cdx.json
 
 chart: venv ## The table of values in the chart's README
 	@$(PYTHON_) ci/chart_readme.py helm/hicache-nixl

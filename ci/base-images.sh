@@ -52,6 +52,7 @@ make_debian() {
     say "making $debian from Debian's packages"
     local authorities=/usr/local/share/ca-certificates hooks=()
     if compgen -G "$authorities/*.crt" >/dev/null; then
+        # shellcheck disable=SC2016  # for the shell of the hook
         hooks=(--customize-hook="copy-in $authorities /usr/local/share"
             --customize-hook='chroot "$1" update-ca-certificates >/dev/null')
     fi

@@ -55,25 +55,32 @@ install_programs() {
     command -v docker >/dev/null || install_packages docker-cli
 }
 
+last_words() { # of the daemon
+    if [ -d /run/systemd/system ]; then
+        journalctl --unit docker --lines 15 --no-pager --output cat
+    else
+        tail -n 15 "$log"
+    fi
+}
+
 start_daemon() {
     must_be_root "a running daemon"
     if [ -d /run/systemd/system ]; then
         say "starting the daemon with systemd"
-        systemctl start docker
+        systemctl start docker || true
     else
         mountpoint -q /sys/fs/cgroup || fail "no cgroups on /sys/fs/cgroup — mount them first"
         say "starting the daemon, its log is $log"
         # A session and descriptors of its own: it outlives this script, and nobody waits for it.
         setsid dockerd >>"$log" 2>&1 &
     fi
-    local waited
-    for waited in $(seq 120); do
+    for _ in $(seq 120); do
         ! has_daemon || return 0
         [ -d /run/systemd/system ] || kill -0 $! 2>/dev/null || break
         sleep 0.5
     done
-    [ ! -f "$log" ] || tail -n 15 "$log" >&2
-    fail "the daemon did not answer after $((waited / 2)) s"
+    last_words >&2
+    fail "the daemon does not run, its last words: $(last_words | tail -n 1)"
 }
 
 install_compose() {
@@ -91,6 +98,7 @@ install_buildx() {
     # The mirror may be a snapshot, whose age does not count.
     local release mirror apt
     release=$(. /etc/os-release && echo "$VERSION_CODENAME")
+    # shellcheck disable=SC2016  # apt's own variables
     mirror=$(apt-get indextargets --format '$(CODENAME) $(COMPONENT) $(REPO_URI)' |
         awk -v release="$release" '$1 == release && $2 == "main" && !found { print $3; found = 1 }')
     say "installing the buildx plug-in of Debian forky into $plugins"
@@ -120,8 +128,8 @@ tell_missing() {
 
 case "${1:-}" in
     check)
-        missing=$(tell_missing)
-        [ -z "$missing" ] || fail "$missing"
+        lacking=$(tell_missing)
+        [ -z "$lacking" ] || fail "$lacking"
         ;;
     "")
         work=$(mktemp -d)
@@ -133,8 +141,8 @@ case "${1:-}" in
         fi
         has_compose || install_compose
         has_buildx || install_buildx
-        missing=$(tell_missing)
-        [ -z "$missing" ] || fail "$missing"
+        lacking=$(tell_missing)
+        [ -z "$lacking" ] || fail "$lacking"
         ;;
     *)
         sed -n '2,9s/^# \{0,1\}//p' "$0" >&2

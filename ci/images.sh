@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Build the images that need no GPU: connector, objectstore, sglang-cpu.
+# Build images, those that need no GPU unless named: connector, objectstore, sglang-cpu.
 #
 #   ci/images.sh [IMAGE...]
 #
 # Where the package index offers this machine a CPU build of torch and containers would get the CUDA
 # build (gigabytes), its wheel is put into docker/wheels first, from which builds take it. TAG is the
-# tag, `local` unless set.
+# tag, `local` unless set; SGLANG_IMAGE what sglang-gpu is built on.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 exec </dev/null
@@ -38,5 +38,5 @@ for image in "${images[@]}"; do
     [ "$image" != sglang-cpu ] || provide_torch
     echo "images: building $image"
     docker build --quiet --file "docker/$image/Dockerfile" --build-arg "REVISION=$revision" \
-        --build-arg PIP_EXTRA_INDEX_URL --tag "hicache-nixl/$image:${TAG:-local}" .
+        --build-arg PIP_EXTRA_INDEX_URL --build-arg SGLANG_IMAGE --tag "hicache-nixl/$image:${TAG:-local}" .
 done

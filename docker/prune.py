@@ -2,7 +2,8 @@
 
 NIXL's wheel carries plug-ins for networks and GPUs and the libraries that only they need, its
 second copy of every plug-in, a CUDA library for expert parallelism, and examples. botocore
-describes every service of AWS. numpy brings its tests.
+describes every service of AWS. numpy brings its tests, what they alone load, and what extensions
+are compiled with. pydantic has its first version beside it. Pygments knows hundreds of languages.
 """
 
 import re
@@ -15,6 +16,8 @@ PLUGINS = ("POSIX", "OBJ", "AZURE_BLOB", "GDS", "GDS_MT")
 
 SERVICES = ("s3", "sts", "sso", "sso-oidc")
 """What botocore needs for buckets and for every source of credentials."""
+
+LEXERS = ("__init__.py", "_mapping.py", "python.py", "special.py")
 
 _LIBRARY = re.compile(rb"\0(lib[\w.+-]{1,100}\.so[\w.-]*)(?=\0)")
 
@@ -56,13 +59,36 @@ def prune_botocore(packages: Path) -> None:
 
 
 def prune_numpy(packages: Path) -> None:
-    """Remove numpy's tests and its tools for Fortran."""
-    for place in list((packages / "numpy").rglob("tests")):
+    """Remove numpy's tests, headers and stubs, and its tools for building extensions."""
+    numpy = packages / "numpy"
+    for place in [*numpy.rglob("tests"), *numpy.rglob("include")]:
         shutil.rmtree(place)
-    shutil.rmtree(packages / "numpy" / "f2py")
+    for tool in ("f2py", "distutils"):
+        shutil.rmtree(numpy / tool)
+    for pattern in ("*.pyi", "*.pxd", "*.a", "_core/_simd.*", "_core/*_tests.*.so"):
+        for file in numpy.rglob(pattern):
+            file.unlink()
 
 
-PRUNE = {"nixl": prune_nixl, "botocore": prune_botocore, "numpy": prune_numpy}
+def prune_pydantic(packages: Path) -> None:
+    """Remove the copy of its first version."""
+    shutil.rmtree(packages / "pydantic" / "v1")
+
+
+def prune_pygments(packages: Path) -> None:
+    """Keep the lexers of Python, for tracebacks, and of text without colours."""
+    for lexer in (packages / "pygments" / "lexers").glob("*.py"):
+        if lexer.name not in LEXERS:
+            lexer.unlink()
+
+
+PRUNE = {
+    "nixl": prune_nixl,
+    "botocore": prune_botocore,
+    "numpy": prune_numpy,
+    "pydantic": prune_pydantic,
+    "pygments": prune_pygments,
+}
 
 if __name__ == "__main__":
     for package in sys.argv[2:]:

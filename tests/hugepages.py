@@ -1,23 +1,24 @@
 """Real hugepages and hugetlb cgroups for tests, given back afterwards.
 
 The kernel's pools are one for the whole machine: a lock file makes the tests that use them take
-turns, across workers and runs. A pool is only ever raised.
+turns, across workers and runs. A pool is only ever raised. If the process that raised it is killed,
+the next one that uses the pools, or the watcher of a killed run, gives the pages back.
 """
 
 import contextlib
 import os
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
+
+from hicache_nixl import memory_limits
+from hugepage_notes import LOCK, note, restore_locked
 
 MIB = 1 << 20
 SIZE = 2 * MIB
-LOCK = FileLock(Path(tempfile.gettempdir()) / "hicache-nixl-hugepages.lock")
 CANNOT = 77
 
 # Lines of /proc/self/mountinfo.
@@ -64,6 +65,17 @@ exit $code
 """
 
 
+# Takes other processes into the cgroup it is in, until its input ends. They outlive the cgroup.
+_JOIN = r"""
+root=$0
+cgroup=$(grep -l "^$$\$" "$root"/hicache-nixl-test-*/cgroup.procs)
+for process; do echo "$process" > "$cgroup"; done
+echo joined
+cat
+for process in $(cat "$cgroup"); do echo "$process" > "$root/cgroup.procs" 2>/dev/null; done
+"""
+
+
 def write(root: Path, files: Mapping[str, object]) -> None:
     """Files below a made-up root directory, each with a final newline."""
     for name, content in files.items():
@@ -101,18 +113,33 @@ def raised(pages: int, size: int = SIZE) -> Iterator[None]:
         knob = pool(size) / "nr_hugepages"
         if not knob.exists():
             pytest.skip(f"this kernel has no hugepages of {size >> 10} KiB")
-        before = int(knob.read_text())
-        if pages > free(size):
-            if not os.access(knob, os.W_OK):
-                pytest.skip(f"{knob} cannot be written: raising it needs root")
-            knob.write_text(str(before + pages - free(size)))
+        restore_locked()
+        # What a process had that is about to end is on loan, and goes by itself.
+        before = count("nr_hugepages", size) - count("surplus_hugepages", size)
+        missing = max(0, pages - free(size))
+        total = count("nr_hugepages", size) + missing
+        raises = os.access(knob, os.W_OK)
+        if missing and not raises:
+            pytest.skip(f"raising {knob} needs root — run, as root: {_command(total, size)}")
         try:
+            if raises:
+                note(knob, before)
+            if missing:
+                knob.write_text(str(total))
             if pages > free(size):
-                pytest.skip(f"the kernel found no {pages} free hugepages of {size >> 10} KiB")
+                pytest.skip(
+                    f"the kernel found no {pages} free hugepages of {size >> 10} KiB — before "
+                    f"memory is fragmented, run, as root: {_command(total, size)}"
+                )
             yield
         finally:
-            if int(knob.read_text()) != before:
-                knob.write_text(str(before))
+            restore_locked()
+
+
+def _command(total: int, size: int) -> str:
+    if size == memory_limits.default_hugepage_size():
+        return f"sysctl -w vm.nr_hugepages={total}"
+    return f"echo {total} > {pool(size) / 'nr_hugepages'}"
 
 
 def run_limited(
@@ -127,15 +154,10 @@ def run_limited(
     Takes the first of the cgroup `versions` that works here, skips where none does. The mount, on
     `directory`, is private to the child. Call it with the machine's hugepages held.
     """
-    if os.geteuid() != 0 or shutil.which("unshare") is None:
-        pytest.skip("making a cgroup needs root and unshare(1)")
-    directory.mkdir()
-    name = f"hicache-nixl-test-{os.getpid()}"
     reasons = []
     for version in versions:
-        script = _COMMON + (_V1 if version == 1 else _V2)
         done = subprocess.run(
-            ["unshare", "--mount", "sh", "-c", script, "sh", directory, name, str(limit), *command],
+            [*_in_cgroup(version, limit, directory), *command],
             capture_output=True,
             text=True,
             timeout=300,
@@ -146,3 +168,67 @@ def run_limited(
             return done
         reasons.append(f"v{version}: {done.stderr.strip()}")
     pytest.skip(f"no hugetlb cgroup can be made here ({'; '.join(reasons)})")
+
+
+@contextlib.contextmanager
+def limited(pids: Sequence[int], limit: int, directory: Path) -> Iterator[None]:
+    """Have running processes under a hugetlb limit of `limit` bytes on 2 MiB pages for a block.
+
+    It is set on their own cgroup where that has one, and stays; else they are moved for so long to
+    a new one, by a mount on `directory` that nobody else sees. Use it with the machine's hugepages
+    held.
+    """
+    own = _own_limit(pids[0])
+    if own is not None:
+        own.write_text(str(limit))
+        yield
+        return
+    reasons = []
+    for version in (2, 1):
+        command = [*_in_cgroup(version, limit, directory), "sh", "-c", _JOIN]
+        with subprocess.Popen(
+            [*command, str(directory), *map(str, pids)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as joined:
+            assert joined.stdin is not None
+            assert joined.stdout is not None
+            assert joined.stderr is not None
+            if joined.stdout.readline():
+                try:
+                    yield
+                finally:
+                    joined.stdin.close()
+                    joined.wait()
+                return
+            reasons.append(f"v{version}: {joined.stderr.read().strip()}")
+    pytest.skip(f"no hugetlb cgroup can be made here ({'; '.join(reasons)})")
+
+
+def _own_limit(pid: int) -> Path | None:
+    """The file of the hugetlb limit of a process's own cgroup, if that can be set."""
+    for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+        number, names, path = line.split(":", 2)
+        version = 1 if "hugetlb" in names.split(",") else 2
+        if version == 2 and number != "0":
+            continue
+        mounted = memory_limits._mount(version, "hugetlb", Path("/"))
+        if mounted is not None and path != "/":
+            name = f"hugetlb.2MB.{'limit_in_bytes' if version == 1 else 'max'}"
+            file = mounted[0] / path.lstrip("/") / name
+            if os.access(file, os.W_OK):
+                return file
+    return None
+
+
+def _in_cgroup(version: int, limit: int, directory: Path) -> list[str]:
+    """What a command is put behind to run in a new cgroup with this limit. CANNOT if there is
+    none; skips where it cannot even be tried."""
+    if os.geteuid() != 0 or shutil.which("unshare") is None:
+        pytest.skip("making a cgroup needs root and unshare(1)")
+    directory.mkdir(exist_ok=True)
+    script = _COMMON + (_V1 if version == 1 else _V2)
+    name = f"hicache-nixl-test-{os.getpid()}"
+    return ["unshare", "--mount", "sh", "-c", script, "sh", str(directory), name, str(limit)]

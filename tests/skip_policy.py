@@ -1,7 +1,8 @@
-"""What holds for every test: the order of the long ones, and what may be skipped where.
+"""What holds for every test: its suite, the order of the long ones, and what may be skipped where.
 
 A test marked ``docker``, ``engine`` or ``helm`` that skips is a failure where the environment says
-``CI=true``, because there the machine was set up to run it.
+``CI=true``, because there the machine was set up to run it; but nobody sets up a GPU. The JUnit
+report has each test's suite as a property.
 """
 
 import os
@@ -9,12 +10,18 @@ from collections.abc import Generator
 
 import pytest
 
+SUITES = ("gpu", "docker", "engine", "helm", "stress")
+"""The markers by which a test belongs to a suite; the first that it has counts."""
+ORDER = ("engine", "docker", "gpu", "stress", "helm", "rest")
 MUST_RUN_IN_CI = ("docker", "engine", "helm")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # The long tests first: one that starts last is waited for by every other worker.
-    items.sort(key=lambda item: item.get_closest_marker("engine") is None)
+    # The long tests first: one that starts last is waited for by every other worker. Those of
+    # containers after the engine's, because CI builds their images meanwhile.
+    items.sort(key=lambda item: ORDER.index(_suite(item)))
+    for item in items:
+        item.user_properties.append(("suite", _suite(item)))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -29,9 +36,9 @@ def pytest_runtest_makereport(
     reason = reason.removeprefix("Skipped").removeprefix(": ").strip()
     if reason in ("", "unconditional skip"):
         return _failed(report, "a skip needs a reason")
-    required = [name for name in MUST_RUN_IN_CI if item.get_closest_marker(name)]
-    if required and _in_ci():
-        return _failed(report, f"a test marked {required[0]} must run in CI, it skipped: {reason}")
+    suite = _suite(item)
+    if suite in MUST_RUN_IN_CI and _in_ci():
+        return _failed(report, f"a test of the suite {suite} must run in CI, it skipped: {reason}")
     return report
 
 
@@ -43,6 +50,10 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
         report.outcome = "failed"
         report.longrepr = f"{report.nodeid}: a whole module must not skip in CI: {report.longrepr}"
     return report
+
+
+def _suite(item: pytest.Item) -> str:
+    return next((name for name in SUITES if item.get_closest_marker(name)), "rest")
 
 
 def _in_ci() -> bool:

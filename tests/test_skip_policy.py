@@ -7,7 +7,7 @@ import pytest
 pytest_plugins = "pytester"
 
 RULES = Path(__file__).with_name("skip_policy.py")
-MARKERS = "[pytest]\nmarkers =\n    docker\n    engine\n"
+MARKERS = "[pytest]\nmarkers =\n    docker\n    engine\n    gpu\n    stress\n"
 ENGINE_SKIP = """
 import pytest
 
@@ -17,6 +17,11 @@ def test_engine():
 
 def test_other():
     pytest.skip("not here")
+
+@pytest.mark.docker
+@pytest.mark.gpu
+def test_gpu():
+    pytest.skip("no GPU")
 
 @pytest.mark.engine
 @pytest.mark.xfail(reason="known")
@@ -32,7 +37,7 @@ def run_with_rules(pytester: pytest.Pytester) -> pytest.Pytester:
     return pytester
 
 
-@pytest.mark.parametrize(("ci", "failed", "skipped"), [("true", 1, 1), ("", 0, 2)])
+@pytest.mark.parametrize(("ci", "failed", "skipped"), [("true", 1, 2), ("", 0, 3)])
 def test_engine_tests_must_run_in_ci(
     run_with_rules: pytest.Pytester,
     monkeypatch: pytest.MonkeyPatch,
@@ -40,7 +45,8 @@ def test_engine_tests_must_run_in_ci(
     failed: int,
     skipped: int,
 ) -> None:
-    """A skipped engine test fails in CI and nowhere else; other skips and xfails never fail."""
+    """A skipped engine test fails in CI and nowhere else; other skips, those of tests for a GPU
+    among them, and xfails never fail."""
     monkeypatch.setenv("CI", ci)
     run_with_rules.makepyfile(ENGINE_SKIP)
     result = run_with_rules.runpytest_subprocess("-p", "no:cacheprovider")

@@ -15,7 +15,10 @@ mkdir -p "$state"
 rm -f "$state/ready"
 
 value() { # FILE NAME, from the section [default]
-    [ -r "$1" ] || { echo "objectstore: cannot read the credentials in $1 — mount them there" >&2; exit 1; }
+    if [ ! -r "$1" ]; then
+        echo "objectstore: cannot read the credentials in $1 — mount them, readable by user 10001" >&2
+        exit 1
+    fi
     sed -n '/^\[default\]/,/^\[/ s/^'"$2"' *= *\([^ ]*\) *$/\1/p' "$1"
 }
 
@@ -47,7 +50,11 @@ make_buckets() {
         sleep 0.5
     done
     for bucket in ${S3_BUCKETS:-}; do
-        grep -qx -- "$bucket" <<<"$there" || shell "s3.bucket.create -name $bucket" >/dev/null
+        if ! grep -qx -- "$bucket" <<<"$there" &&
+            ! shell "s3.bucket.create -name $bucket" >/dev/null; then
+            echo "objectstore: cannot make the bucket $bucket — 3 to 63 of a-z, 0-9, . and -" >&2
+            kill $$
+        fi
         echo "objectstore: bucket $bucket is there"
     done
     touch "$state/ready"
@@ -55,7 +62,10 @@ make_buckets() {
 make_buckets &
 
 # Only S3 is reachable from outside. A small volume size, or the first bucket reserves gigabytes.
-exec weed server -dir=/data -ip=127.0.0.1 -ip.bind=127.0.0.1 -master.telemetry=false \
-    -master.peers=none -master.volumeSizeLimitMB=256 -volume.max=0 -filer \
+# When told to end, it closes its volumes at once and then waits for connections of its own, which
+# nobody closes: timeout, which forwards signals, ends that.
+exec timeout --kill-after=2 0 \
+    weed server -dir=/data -ip=127.0.0.1 -ip.bind=127.0.0.1 -master.telemetry=false \
+    -master.peers=none -master.volumeSizeLimitMB=256 -volume.max=0 -volume.preStopSeconds=0 -filer \
     -s3 -s3.port=9000 -s3.ip.bind=0.0.0.0 -s3.config="$state/s3.json" -s3.autoCreateBucket=false \
     -s3.port.iceberg=0 -s3.port.lance=0 -s3.iam=false

@@ -32,7 +32,7 @@ check_memlock() {
     if [ "$limit" = unlimited ]; then
         say "memlock: unlimited"
     else
-        say "memlock: $limit KiB — pinning more needs --ulimit memlock=-1 or --cap-add IPC_LOCK"
+        say "memlock: $limit KiB — locking more needs --ulimit memlock=-1"
     fi
 }
 
@@ -66,5 +66,7 @@ if [ "$#" -gt 0 ] && [ "${1#-}" = "$1" ]; then
     exec "$@"
 fi
 hicache-nixl probe
-eval "storage=($(hicache-nixl launch-args))"
+flags=$(hicache-nixl launch-args)
+eval "storage=($flags)"
+# shellcheck disable=SC2154  # eval assigned it
 exec python3 -m sglang.launch_server --host 0.0.0.0 --port 30000 "${storage[@]}" "$@"

@@ -4,7 +4,7 @@ import shutil
 import subprocess
 from typing import Any
 
-from docker.types import DeviceRequest
+from docker.types import DeviceRequest, Ulimit
 from engine_cpu.client import EngineClient
 
 from .harness import ProjectContainer
@@ -45,7 +45,7 @@ class GPUEngineContainer(EngineContainer):
             image,
             store,
             device_requests=[DeviceRequest(count=-1, capabilities=[["gpu"]])],
-            cap_add=["IPC_LOCK"],
+            ulimits=[Ulimit(name="memlock", soft=-1, hard=-1)],
             shm_size="8g",
             **options,
         )

@@ -3,7 +3,7 @@
 What a run made is removed when it ends; when it was killed, by a watcher that outlives it; when the
 machine was switched off, by the next run. Works from one process or from many workers of xdist.
 
-Command: ``python runs.py RUN`` watches over a run.
+Command: ``python -m containers.runs RUN`` watches over a run.
 """
 
 import contextlib
@@ -19,6 +19,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
+
+import hugepage_notes
 
 LABEL = "hicache-nixl.test-run"
 ROOT = Path(tempfile.gettempdir()) / f"hicache-nixl-test-runs-{os.getuid()}"
@@ -65,7 +67,8 @@ class Run:
                     Run(name).remove()
             with (self.directory / "watcher.log").open("wb") as log:
                 watcher = subprocess.Popen(
-                    [sys.executable, __file__, self.name],
+                    [sys.executable, "-m", "containers.runs", self.name],
+                    cwd=Path(__file__).parents[1],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
@@ -125,7 +128,8 @@ class Run:
         return [f"{kind} {found}" for kind in REMOVAL for found in self._ids(kind)]
 
     def watch(self) -> None:
-        """Block until the first process of the run has ended, then remove what it left."""
+        """Block until the first process of the run has ended, then remove what it left, and give
+        hugepages back."""
         with contextlib.suppress(ProcessLookupError):
             process = os.pidfd_open(self.pid)
             if self.is_alive():
@@ -135,6 +139,7 @@ class Run:
             quiet = 0 if self.left() else quiet + 1
             self.remove()
             time.sleep(1.0)
+        hugepage_notes.restore()
 
     def _state(self, name: str) -> Path:
         return self.directory / f"{name}.json"

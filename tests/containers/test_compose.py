@@ -36,14 +36,16 @@ def configuration(profile: str, server: str, files: tuple[str, ...]) -> tuple[di
 def test_every_combination_is_clean(
     run: Run, profile: str, server: str, files: tuple[str, ...]
 ) -> None:
-    """Compose accepts each combination without a warning; images have a tag that is not latest;
-    ports are open on this machine alone, and only where they were asked for."""
+    """Compose accepts each combination without a warning; images have a tag that is not latest, and
+    those that are built are never looked for in a registry; ports are open on this machine alone,
+    and only where they were asked for."""
     found, complaints = configuration(profile, server, files)
     assert complaints == ""
     published = 0
     for name, service in found["services"].items():
         tag = service["image"].rpartition(":")[2]
         assert tag not in ("", "latest"), name
+        assert service.get("pull_policy") == ("never" if "build" in service else None), name
         for port in service.get("ports", ()):
             published += 1
             assert port["host_ip"] == "127.0.0.1", name
