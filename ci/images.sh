@@ -9,6 +9,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 exec </dev/null
+# Docker 20.10's client takes the older builder unless told.
+export DOCKER_BUILDKIT=1
 images=("$@")
 [ "${#images[@]}" -gt 0 ] || images=(connector objectstore sglang-cpu)
 revision=$(git rev-parse --short HEAD 2>/dev/null || echo unknown)
@@ -38,5 +40,6 @@ for image in "${images[@]}"; do
     [ "$image" != sglang-cpu ] || provide_torch
     echo "images: building $image"
     docker build --quiet --file "docker/$image/Dockerfile" --build-arg "REVISION=$revision" \
-        --build-arg PIP_EXTRA_INDEX_URL --build-arg SGLANG_IMAGE --tag "hicache-nixl/$image:${TAG:-local}" .
+        --build-arg PIP_EXTRA_INDEX_URL --build-arg SGLANG_IMAGE \
+        --tag "hicache-nixl/$image:${TAG:-local}" .
 done

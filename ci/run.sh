@@ -39,9 +39,10 @@ install_packages() {
 make_images() {
     exec 9>reports/images.lock
     flock 9
-    ci/docker.sh
-    ci/base-images.sh
-    ci/images.sh
+    # The daemon outlives this, so it must not hold the lock.
+    ci/docker.sh 9>&-
+    ci/base-images.sh 9>&-
+    ci/images.sh 9>&-
 }
 
 . /etc/os-release

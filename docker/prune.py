@@ -14,7 +14,7 @@ from pathlib import Path
 PLUGINS = ("POSIX", "OBJ", "AZURE_BLOB", "GDS", "GDS_MT")
 """NIXL's plug-ins for storage."""
 
-SERVICES = ("s3", "sts", "sso", "sso-oidc")
+SERVICES = ("s3", "sts", "sso", "sso-oidc", "signin")
 """What botocore needs for buckets and for every source of credentials."""
 
 LEXERS = ("__init__.py", "_mapping.py", "python.py", "special.py")

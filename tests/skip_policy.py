@@ -18,7 +18,8 @@ MUST_RUN_IN_CI = ("docker", "engine", "helm")
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # The long tests first: one that starts last is waited for by every other worker. Those of
-    # containers after the engine's, because CI builds their images meanwhile.
+    # containers after the engine's, because CI builds their images meanwhile. xdist deals out the
+    # list in as many pieces as there are workers; who is done takes from the end of another's.
     items.sort(key=lambda item: ORDER.index(_suite(item)))
     for item in items:
         item.user_properties.append(("suite", _suite(item)))

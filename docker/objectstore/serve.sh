@@ -50,10 +50,11 @@ make_buckets() {
         sleep 0.5
     done
     for bucket in ${S3_BUCKETS:-}; do
-        if ! grep -qx -- "$bucket" <<<"$there" &&
+        if ! grep -qxF -- "$bucket" <<<"$there" &&
             ! shell "s3.bucket.create -name $bucket" >/dev/null; then
             echo "objectstore: cannot make the bucket $bucket — 3 to 63 of a-z, 0-9, . and -" >&2
             kill $$
+            exit 1
         fi
         echo "objectstore: bucket $bucket is there"
     done

@@ -21,9 +21,11 @@ first_of() { # FILE..., the content of the first that is there
 }
 
 check_gpus() {
-    local count=0
-    ! command -v nvidia-smi >/dev/null || count=$(nvidia-smi --list-gpus 2>/dev/null | wc -l)
-    say "GPUs: $count$([ "$count" -gt 0 ] || echo ' — run with --gpus all and the NVIDIA container toolkit')"
+    local count advice=
+    # Where the driver does not fit it fails, and says so on the same stream.
+    count=$({ nvidia-smi --list-gpus 2>/dev/null || true; } | grep -c '^GPU' || true)
+    [ "$count" -gt 0 ] || advice=' — run with --gpus all and the NVIDIA container toolkit'
+    say "GPUs: $count$advice"
 }
 
 check_memlock() {

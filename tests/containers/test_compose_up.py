@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import secrets
 import subprocess
 from collections.abc import Callable, Sequence
@@ -16,8 +17,9 @@ from .runs import REMOVAL, Run
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1200)]
 
-VERDICT = (
-    "PASS: after SIGKILL and restart 112 of 125 prompt tokens came from storage, the same tokens"
+# The prompt begins with random letters, which are more or fewer tokens.
+VERDICT = re.compile(
+    r"PASS: after SIGKILL and restart 112 of \d+ prompt tokens came from storage, the same tokens"
 )
 
 
@@ -111,7 +113,7 @@ def test_up_tells_the_story_on_s3(make_stack: MakeStack) -> None:
     """`docker compose up` makes a bucket, serves, survives the engine's kill, ends with the verdict
     while the servers go on, and `down -v` leaves nothing."""
     stack = make_stack("s3")
-    assert VERDICT in stack.output("up", "--no-color")
+    assert VERDICT.search(stack.output("up", "--no-color"))
     assert stack.statuses() == {"bucket": 0, "e2e": 0}
     assert stack.left()
     stack.output("down", "--volumes")
@@ -125,7 +127,7 @@ def test_run_ends_with_the_verdict_on_a_slab(make_stack: MakeStack) -> None:
     stack = make_stack("slab")
     story = stack.output("run", "--rm", "e2e-slab")
     assert story.startswith("1. A prompt is computed by http://engine-slab:30000")
-    assert VERDICT in story.splitlines()[-1]
+    assert VERDICT.match(story.splitlines()[-1])
     stack.output("down", "--volumes")
     assert stack.left() == []
 
