@@ -37,7 +37,30 @@ resources:
   limits: {memory: 128Mi}
 volumeMounts:
   - {name: scripts, mountPath: /scripts, readOnly: true}
+  - {name: hugepages, mountPath: /sys/kernel/mm/hugepages}
+  {{- if .Values.hugepages.perNuma }}
+  - {name: numa-nodes, mountPath: /sys/devices/system/node}
+  {{- end }}
   {{- if eq (include "hicache-nixl.hugepages" .) "node" }}
   - {name: state, mountPath: /state}
   {{- end }}
+{{- end -}}
+
+{{/* What that container mounts. */}}
+{{- define "hicache-nixl.hugepagesVolumes" -}}
+- name: scripts
+  configMap:
+    name: {{ include "hicache-nixl.fullname" . }}-scripts
+# The /sys of a pod belongs to its network and is mounted read-only for the pod's sandbox, which holds
+# even for its privileged containers. The node's is not.
+- name: hugepages
+  hostPath:
+    path: /sys/kernel/mm/hugepages
+    type: Directory
+{{- if .Values.hugepages.perNuma }}
+- name: numa-nodes
+  hostPath:
+    path: /sys/devices/system/node
+    type: Directory
+{{- end }}
 {{- end -}}

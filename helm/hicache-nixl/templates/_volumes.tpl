@@ -59,9 +59,7 @@
         path: ca.crt
 {{- end }}
 {{- if eq (include "hicache-nixl.hugepages" .) "pod" }}
-- name: scripts
-  configMap:
-    name: {{ include "hicache-nixl.fullname" . }}-scripts
+{{ include "hicache-nixl.hugepagesVolumes" . }}
 {{- end }}
 {{- if eq .Values.connector.install "wheel" }}
 - name: connector
