@@ -57,12 +57,15 @@ def _open(store: str, **settings: Any) -> Iterator[slabs.Tenant]:
         tier.close()
 
 
+def allowed(directory: str) -> None:
+    """Say what the kernel allows here."""
+    say({"O_DIRECT": _direct_io(Path(directory)), "io_uring": _has_io_uring()})
+
+
 def round_trips(stores: list[str], settings: dict[str, Any]) -> None:
-    """Pages through each of the stores; says what the kernel refuses, and for each store what was
+    """Pages through each of the stores; says what `allowed` does, and for each store what was
     moved how."""
-    say(
-        {"O_DIRECT": _direct_io(Path(urlsplit(stores[0]).path).parent), "io_uring": _has_io_uring()}
-    )
+    allowed(str(Path(urlsplit(stores[0]).path).parent))
     keys = slabs.chain_keys("a", PAGES)
     for store in stores:
         with (

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from filelock import FileLock
 
-LOCK = FileLock(Path(tempfile.gettempdir()) / "hicache-nixl-hugepages.lock")
+# Every user of the machine takes it, whoever was the first.
+LOCK = FileLock(Path(tempfile.gettempdir()) / "hicache-nixl-hugepages.lock", mode=0o666)
 NOTE = Path("/run/hicache-nixl-hugepages.json")
 """Files of pools, and what is to be written there again. It goes with the machine's power, as the
 pages do."""

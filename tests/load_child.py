@@ -42,7 +42,7 @@ class Child:
             seed=spec.seed,
             backups=spec.backups,
             prefetches=spec.prefetches,
-            disjoint=spec.disjoint,
+            others=spec.others,
         )
 
     def state(self) -> State:
@@ -59,6 +59,7 @@ class Child:
             connections=held.connections,
             threads=sum(held.threads.values()),
             resident_bytes=held.resident_bytes,
+            evicted=self.connector._tier.store.use().evicted_pages,
             circuits={"read": guard.read.state, "write": guard.write.state},
         )
 
@@ -74,8 +75,7 @@ class Child:
                 self.say()
                 self.load.raise_error()
                 if 0 < self.spec.clear_every_s < time.monotonic() - cleared_at:
-                    self.connector.clear()
-                    self.clears += 1
+                    self.clears += self.connector.clear()
                     cleared_at = time.monotonic()
         self.load.check()
         self.say()
@@ -84,7 +84,7 @@ class Child:
 @contextlib.contextmanager
 def child(spec: Spec) -> Iterator[Child]:
     """A connector with a pool and its load; closed at the end."""
-    pages = storage_load.pages_for(spec.backups + spec.prefetches)
+    pages = storage_load.pages_for(spec.backups + spec.prefetches + spec.others)
     pool = storage_load.make_pool(pages=pages)
     settings = {"deadline": spec.deadline_s, **spec.settings}
     given = config(Path("/unused"), store=spec.store, **settings)

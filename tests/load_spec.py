@@ -16,7 +16,8 @@ class Spec:
     prefetches: int = 2
     groups: int = 6
     seed: int = 0
-    disjoint: bool = False
+    others: int = 0
+    """Threads that set and get groups of their own."""
     clear_every_s: float = 0.0
     """Seconds from one `clear` to the next; 0 for none."""
 
@@ -38,5 +39,7 @@ class State:
     connections: int
     threads: int
     resident_bytes: int
+    evicted: int | None
+    """Pages, by everybody; None where the store does not evict."""
     circuits: dict[str, str]
     """Direction to closed, open or half-open."""

@@ -3,14 +3,16 @@
 A `store` is a URL as in the settings; its credentials come from the environment.
 """
 
+import contextlib
+import itertools
 import json
 import random
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import slabs
-from hicache_nixl.bucket import Bucket
 from hicache_nixl.settings import load_settings
 from objectstores import open_objects_tenant
 from s3_server import S3Address, bucket
@@ -48,32 +50,34 @@ def use(
     say({"right": right, "stored": stored})
 
 
-def _bucket(store: str) -> Bucket:
-    found = load_settings({"store": store}).bucket
-    assert found is not None
-    return found
+@contextlib.contextmanager
+def opened(store: str) -> Iterator[slabs.Tenant]:
+    """A user of a store that is made, as the connector makes it at its start."""
+    place = load_settings({"store": store}).bucket
+    assert place is not None
+    with open_objects_tenant(place, payload=PAYLOAD) as tenant:
+        tenant.store.prepare()
+        yield tenant
 
 
 def put_for_ever(store: str, seed: int) -> None:
     """Store chains, and say of each which pages are stored; ends with its process."""
-    with open_objects_tenant(_bucket(store), payload=PAYLOAD) as tenant:
-        number = 0
-        while True:
+    with opened(store) as tenant:
+        for number in itertools.count():
             name = f"{seed}-{number}"
             say([name, tenant.put(slabs.chain_keys(name, BATCH))])
-            number += 1
 
 
 def put_chains(store: str, names: list[str]) -> None:
     """Store some chains; prints which pages are stored."""
-    with open_objects_tenant(_bucket(store), payload=PAYLOAD) as tenant:
+    with opened(store) as tenant:
         say([tenant.put(slabs.chain_keys(name, BATCH)) for name in names])
 
 
 def read_chains(store: str, names: list[str]) -> None:
     """Ask for some chains, read them and compare each byte; prints how many pages each seems to
     have, and which were read."""
-    with open_objects_tenant(_bucket(store), payload=PAYLOAD) as tenant:
+    with opened(store) as tenant:
         chains = [slabs.chain_keys(name, BATCH) for name in names]
         say([[tenant.exists(keys), tenant.get(keys)] for keys in chains])
 

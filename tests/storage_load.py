@@ -37,6 +37,8 @@ _SETS = 3
 BACKUPS, PREFETCHES = 1, 2
 """Threads of a load, unless it is told otherwise."""
 _REUSED = 0xA5
+_OWN = 1_000
+"""Groups from here on belong to one thread."""
 _FRESH = 10_000
 """Groups from here on are set once."""
 
@@ -68,7 +70,7 @@ class Load:
         seed: of the contents and of the order.
         backups: threads that set.
         prefetches: threads that ask and get, all groups.
-        disjoint: whether each of the threads that set has groups of its own.
+        others: threads that set, ask and get groups of their own.
     """
 
     def __init__(
@@ -81,7 +83,7 @@ class Load:
         seed: int = 0,
         backups: int = BACKUPS,
         prefetches: int = PREFETCHES,
-        disjoint: bool = False,
+        others: int = 0,
     ) -> None:
         self.connector = connector
         self.pool = pool
@@ -95,9 +97,10 @@ class Load:
         there before."""
         self._seed = seed
         self._limit_s = deadline_s + SLACK_S
-        self._work = [self._backup] * backups + [self._prefetch] * prefetches
+        self._work = (
+            [self._backup] * backups + [self._prefetch] * prefetches + [self._alone] * others
+        )
         self._own = len(self._work)
-        self._shares = backups if disjoint else 1
         self._nbytes = len(pools.page_bytes(pool, 0))
         self._watched: dict[tuple[int, int], bool] = {}
         self._unused = itertools.count(_FRESH)
@@ -190,13 +193,21 @@ class Load:
             self._errors.append(error)
 
     def _backup(self, owner: int, turn: int, count: int) -> None:
-        known = (count // 2 * self._shares + owner % self._shares) % self.groups
+        known = count // 2 % self.groups
         self._set(owner, turn, next(self._unused) if count % 2 else known)
 
     def _prefetch(self, owner: int, turn: int, count: int) -> None:
         group = (count * 5 + owner) % self.groups
         self.exists(group)
         self._get(owner, turn, group)
+
+    def _alone(self, owner: int, turn: int, count: int) -> None:
+        group = _OWN + owner * self.groups + count // 2 % self.groups
+        if count % 2:
+            self.exists(group)
+            self._get(owner, turn, group)
+        else:
+            self._set(owner, turn, group)
 
     def _set(self, owner: int, turn: int, group: int) -> list[bool]:
         places = self._take(owner, turn)

@@ -1,12 +1,17 @@
 """Fixtures of the container suite: a daemon, images and volumes, shared by all workers."""
 
 import os
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from load_spec import Spec
 from s3_access import ADMIN, Identity
@@ -16,11 +21,27 @@ from .engines import EngineContainer
 from .runs import Run
 from .s3_servers import MinIO, S3Container, S3Place, SeaweedFS
 
+BUILDING = harness.TESTS.parent / "reports" / "images.lock"
+"""Held by ci/run.sh while it starts the daemon and builds images, beside the first tests."""
+
+TIMEOUT = 1200
+"""Seconds for a test and its fixtures: the first one waits for images."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent == Path(__file__).parent and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(TIMEOUT))
+
 
 @pytest.fixture(scope="session")
 def run() -> Run:
     """This run of the tests, watched over; skips where no Docker daemon answers."""
-    if subprocess.run(["docker", "info"], capture_output=True, check=False).returncode != 0:
+    if BUILDING.exists():
+        with FileLock(BUILDING):
+            pass
+    asked = shutil.which("docker") and subprocess.run(["docker", "info"], capture_output=True)
+    if not asked or asked.returncode != 0:
         pytest.skip("no Docker daemon answers — start one, as root: ci/docker.sh")
     current = Run.current()
     current.begin()
@@ -52,7 +73,7 @@ def held() -> Iterator[ExitStack]:
 def make_s3(run: Run) -> Callable[[], S3Container]:
     """Make S3 servers, of one kind in all workers, that are not started yet."""
     kind, _ = run.once("s3-server", lambda: s3_servers.choose(os.environ.get("OBJECT_STORE", "")))
-    if kind == "minio":
+    if kind == MinIO.kind:
         return lambda: MinIO(run, s3_servers.minio_image())
     image = run.once("objectstore-image", lambda: harness.image("objectstore"))
     return lambda: SeaweedFS(run, image)
@@ -100,15 +121,21 @@ StartConnector = Callable[..., harness.ConnectorContainer]
 
 
 @pytest.fixture
-def start_connector(run: Run, connector_image: str, volume: str, held: ExitStack) -> StartConnector:
-    """Start connector containers on `volume`; they end with the test."""
+def start_connector_on(run: Run, connector_image: str, held: ExitStack) -> StartConnector:
+    """Start connector containers: `start_connector_on(store, *child, volume=…, network=…,
+    identity=…)`; they end with the test."""
 
-    def start(*child: object) -> harness.ConnectorContainer:
-        return held.enter_context(
-            harness.ConnectorContainer(run, connector_image, volume, child or None)
-        )
+    def start(store: str, *child: object, **place: Any) -> harness.ConnectorContainer:
+        connector = harness.ConnectorContainer(run, connector_image, child or None, store=store)
+        return held.enter_context(connector.beside(**place))
 
     return start
+
+
+@pytest.fixture
+def start_connector(start_connector_on: StartConnector, volume: str) -> StartConnector:
+    """Start connector containers on a slab store in `volume`; they end with the test."""
+    return partial(start_connector_on, f"slab://{harness.STORE}", volume=volume)
 
 
 StartLoad = Callable[..., harness.LoadContainer]
@@ -128,12 +155,7 @@ def start_load(run: Run, engine_image: str, held: ExitStack) -> StartLoad:
         **options: object,
     ) -> harness.LoadContainer:
         load = harness.LoadContainer(run, engine_image, spec, **options)
-        if volume:
-            load.with_volume_mapping(volume, "/var/lib/hicache", "rw")
-        if network:
-            load.on(network)
-        if identity is not None:
-            load.with_secret(identity)
+        load.beside(volume=volume, network=network, identity=identity)
         return held.enter_context(load)
 
     return start

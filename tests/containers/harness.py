@@ -7,12 +7,13 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from docker.models.containers import Container
+from requests.exceptions import ConnectionError, ReadTimeout
 from testcontainers.core.config import testcontainers_config
 from testcontainers.core.container import DockerContainer
 from testcontainers.core.network import Network
@@ -26,6 +27,7 @@ TESTS = Path(__file__).parents[1]
 STORE = "/var/lib/hicache/store"
 SECRET = "/run/secrets/s3"
 LOG_TAIL_LINES = 40
+LOAD_START_TIMEOUT = 180.0
 
 # Runs clean up after themselves, and the reaper's image cannot be pulled everywhere.
 testcontainers_config.ryuk_disabled = True
@@ -61,6 +63,18 @@ class ProjectContainer(DockerContainer):
         self.with_env("HICACHE_NIXL_CREDENTIALS_FILE", path)
         return self
 
+    def beside(
+        self, *, volume: str = "", network: str = "", identity: Identity | None = None
+    ) -> Self:
+        """Before its start: what a store is reached with, as far as it takes that."""
+        if volume:
+            self.with_volume_mapping(volume, str(Path(STORE).parent), "rw")
+        if network:
+            self.on(network)
+        if identity is not None:
+            self.with_secret(identity)
+        return self
+
     @property
     def container(self) -> Container:
         """The container as the Docker SDK sees it, up to date."""
@@ -80,7 +94,19 @@ class ProjectContainer(DockerContainer):
     def kill(self) -> None:
         """SIGKILL to every process; blocks until the container has ended."""
         self.get_wrapped_container().kill("KILL")
-        self.get_wrapped_container().wait(timeout=60)
+        self.wait_end(60.0)
+
+    def wait_end(self, timeout: float) -> int:
+        """Block until it has ended, however it did; its status."""
+        try:
+            return int(self.get_wrapped_container().wait(timeout=timeout)["StatusCode"])
+        except (ConnectionError, ReadTimeout):
+            raise self.failure(f"has not ended in {timeout:.0f} s") from None
+
+    def must_end(self, timeout: float) -> None:
+        """Block until it has ended, which must be well."""
+        if status := self.wait_end(timeout):
+            raise self.failure(f"ended with status {status}")
 
     def wait_lines(self, count: int, timeout: float) -> list[str]:
         """Block until it has printed `count` lines on standard output."""
@@ -102,17 +128,20 @@ class ProjectContainer(DockerContainer):
             time.sleep(0.25)
         return self
 
-    def call(self, *command: str) -> Finished:
+    def call(self, *command: str, environment: Mapping[str, str] | None = None) -> Finished:
         """Run a command in it; blocks until it has ended, however it did."""
-        status, output = self.get_wrapped_container().exec_run(list(command))
+        status, output = self.get_wrapped_container().exec_run(
+            list(command), environment=dict(environment or {})
+        )
         return Finished(status, output.decode(errors="replace"))
 
-    def must_call(self, *command: str) -> str:
-        """Run a command in it that must end well; returns what it printed."""
-        finished = self.call(*command)
+    def must_call(self, *command: str, environment: Mapping[str, str] | None = None) -> str:
+        """Run a command in it that must end well; returns what it printed. An error has the
+        command, and not its environment, which is for secrets."""
+        finished = self.call(*command, environment=environment)
         if finished.status != 0:
             raise ContainerError(
-                f"{' '.join(command)} in {self.image} ended with status {finished.status}:\n"
+                f"{' '.join(command)} in {self._what} ended with status {finished.status}:\n"
                 f"{finished.output}"
             )
         return finished.output
@@ -120,7 +149,13 @@ class ProjectContainer(DockerContainer):
     def failure(self, what: str) -> ContainerError:
         """The error of this container, with the end of its log."""
         tail = "\n".join(self.log().splitlines()[-LOG_TAIL_LINES:])
-        return ContainerError(f"{self.image} {what}; the end of its log:\n{tail}")
+        return ContainerError(f"{self._what} {what}; the end of its log:\n{tail}")
+
+    @property
+    def _what(self) -> str:
+        # An image without a name is one whose name another build has taken meanwhile.
+        image = self.get_wrapped_container().image
+        return ((image and image.tags) or [self.image])[0]
 
     def _must_run(self, when: str) -> None:
         state = self.container.attrs["State"]
@@ -129,43 +164,41 @@ class ProjectContainer(DockerContainer):
 
 
 class ConnectorContainer(ProjectContainer):
-    """The connector image on a volume, with the helpers of these tests inside at /tests.
+    """The connector image on a store, with the helpers of these tests inside at /tests.
 
-    Without a `child` it waits to be asked; with one, that function of `slab_children` is all it
-    does, and it ends with it.
+    Without a `child` it waits to be asked; with one, that function of `slab_children`, or
+    `object_children` where the store is in a bucket, is all it does, and it ends with it.
     """
 
     def __init__(
         self,
         run: Run,
         image: str,
-        volume: str,
         child: Sequence[object] | None = None,
+        *,
+        store: str,
         **options: Any,
     ) -> None:
-        command = ["sleep", "infinity"] if child is None else _child_command(child)
+        self.store = store
+        self._children = "object_children" if store.startswith("s3:") else "slab_children"
+        command = ["sleep", "infinity"] if child is None else self._child_command(*child)
         super().__init__(run, image, entrypoint=command[0], **options)
         self.with_command(command[1:])
         self.with_envs(PYTHONPATH="/tests", PYTHONUNBUFFERED="1", NIXL_LOG_LEVEL="ERROR")
-        self.with_volume_mapping(volume, str(Path(STORE).parent), "rw")
         self.with_volume_mapping(TESTS, "/tests", "ro")
 
     def cli(self, command: str, *options: str) -> Any:
         """A command of `hicache-nixl` on the store that must end well; its JSON."""
         return json.loads(
-            self.must_call(
-                "hicache-nixl", command, "--json", "--store", f"slab://{STORE}", *options
-            )
+            self.must_call("hicache-nixl", command, "--json", "--store", self.store, *options)
         )
 
     def child(self, function: str, *arguments: object) -> str:
-        """Run a function of `slab_children` in it; returns what it printed."""
-        return self.must_call(*_child_command([function, *arguments]))
+        """Run a function of the same module in it; returns what it printed."""
+        return self.must_call(*self._child_command(function, *arguments))
 
-
-def _child_command(child: Sequence[object]) -> list[str]:
-    function, *arguments = child
-    return ["python", "-m", "slab_children", str(function), json.dumps(arguments)]
+    def _child_command(self, function: object, *arguments: object) -> list[str]:
+        return ["python", "-m", self._children, str(function), json.dumps(arguments)]
 
 
 class LoadContainer(ProjectContainer):
@@ -174,7 +207,7 @@ class LoadContainer(ProjectContainer):
 
     def __init__(self, run: Run, image: str, spec: Spec, **options: Any) -> None:
         super().__init__(run, image, entrypoint="python", **options)
-        self.spec = spec
+        self._is_ending = False
         self.with_command(["-m", "load_child", json.dumps(asdict(spec))])
         self.with_envs(PYTHONPATH="/tests", PYTHONUNBUFFERED="1", NIXL_LOG_LEVEL="ERROR")
         self.with_volume_mapping(TESTS, "/tests", "ro")
@@ -184,12 +217,14 @@ class LoadContainer(ProjectContainer):
         return State(**json.loads(self.lines()[-1]))
 
     def wait(self, ready: Callable[[State], bool], timeout: float = 60.0) -> State:
-        """Block until a state is `ready`; the load fails the test as soon as it has failed."""
+        """Block until a state is `ready`, and before that until it has started; the load fails the
+        test as soon as it has failed."""
+        self.wait_lines(1, LOAD_START_TIMEOUT)
         deadline = time.monotonic() + timeout
         state = None
         while time.monotonic() < deadline:
             self._must_run(f"was at {state}")
-            if self.lines() and ready(state := self.state()):
+            if ready(state := self.state()):
                 return state
             time.sleep(0.2)
         raise self.failure(f"was at {state} after {timeout:.0f} s")
@@ -199,24 +234,38 @@ class LoadContainer(ProjectContainer):
         before = self.wait(lambda _: True, timeout)
         return self.wait(lambda now: now.stored > before.stored and now.read > before.read, timeout)
 
+    def ask_to_end(self) -> None:
+        """Tell the load to end, which takes seconds; does not block."""
+        if not self._is_ending:
+            self._must_run("was told to end")
+            self.get_wrapped_container().kill("TERM")
+            self._is_ending = True
+
     def finish(self, timeout: float = 60.0) -> State:
         """End the load, which must have met no error; its last state."""
-        wrapped = self.get_wrapped_container()
-        wrapped.kill("TERM")
-        if status := wrapped.wait(timeout=timeout)["StatusCode"]:
-            raise self.failure(f"ended with status {status}")
+        self.ask_to_end()
+        self.must_end(timeout)
         return self.state()
 
 
 def image(name: str) -> str:
-    """The name of an image of ci/images.sh: with the tag TAG where the environment has one, else
-    built from the working tree. That blocks for minutes the first time and for seconds later."""
+    """The id of an image of ci/images.sh: of the one with the tag TAG where the environment has
+    one, else of one built from the working tree, which blocks for minutes the first time and for
+    seconds later. Another checkout may give the name to its own build meanwhile."""
     if tag := os.environ.get("TAG"):
-        return f"hicache-nixl/{name}:{tag}"
-    script = TESTS.parent / "ci" / "images.sh"
-    built = subprocess.run(
-        [script, name], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-    )
+        wanted = f"hicache-nixl/{name}:{tag}"
+        found = _run("docker", "image", "inspect", "--format", "{{.Id}}", wanted)
+        if found.returncode != 0:
+            raise ContainerError(f"no image {wanted}: build it with TAG={tag} ci/images.sh {name}")
+        return found.stdout.strip()
+    script = str(TESTS.parent / "ci" / "images.sh")
+    built = _run(script, name)
     if built.returncode != 0:
         raise ContainerError(f"{script} {name} failed:\n{built.stdout}{built.stderr}")
-    return f"hicache-nixl/{name}:local"
+    return built.stdout.split()[-1]  # what `docker build --quiet` prints
+
+
+def _run(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )

@@ -1,29 +1,35 @@
 """A run of the tests, which owns everything on the Docker daemon that carries its label.
 
 What a run made is removed when it ends; when it was killed, by a watcher that outlives it; when the
-machine was switched off, by the next run. Works from one process or from many workers of xdist.
+machine was switched off, by the next run of the same user. Works from one process or from many
+workers of xdist. Other machines and containers may use the daemon: what cannot be judged from here
+is taken for alive.
 
 Command: ``python -m containers.runs RUN`` watches over a run.
 """
 
 import contextlib
+import hashlib
 import json
 import os
+import re
 import secrets
 import select
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import hugepage_notes
 
 LABEL = "hicache-nixl.test-run"
-ROOT = Path(tempfile.gettempdir()) / f"hicache-nixl-test-runs-{os.getuid()}"
+ROOT = Path("/var/tmp") / f"hicache-nixl-test-runs-{os.getuid()}"
+"""Outlives the machine's power, so that what a run left is known to be this machine's."""
+NAME = re.compile(r"([0-9a-f]{8})-([0-9a-f]{8})-(\d+)-(\d+)(-\w+)?")
 REMOVAL = {"container": ("--force", "--volumes"), "network": (), "volume": ("--force",)}
 """What a run may leave, in the order in which it can be removed, and the options to remove it."""
 QUIET_ROUNDS = 3
@@ -34,35 +40,41 @@ class Run:
     """One run of pytest. All its workers see the same one."""
 
     def __init__(self, name: str) -> None:
-        """`name` is the process id of its first process and the time that process started."""
+        """`name` says the boot and the namespace of its first process, its id and its start."""
+        if (parts := NAME.fullmatch(name)) is None:
+            raise ValueError(f"{name!r} is no name of a run: use Run.current().name")
         self.name = name
         self.directory = ROOT / name
+        self._boot, self._namespace = parts[1], parts[2]
+        self._first = Process(int(parts[3]), parts[4])
 
     @classmethod
     def current(cls) -> "Run":
         """The run that this process belongs to."""
         pid = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
-        return cls(f"{pid}-{_start_time(pid)}")
+        return cls("-".join([*_here(), str(pid), _start_time(pid)]))
 
     @property
     def labels(self) -> dict[str, str]:
         """What containers, networks and volumes of this run carry."""
         return {LABEL: self.name}
 
-    @property
-    def pid(self) -> int:
-        return int(self.name.split("-")[0])
-
     def is_alive(self) -> bool:
-        """Whether its first process still runs."""
-        return _start_time(self.pid) == self.name.split("-")[1]
+        """Whether a process of it still runs, as far as can be told from here: not of a run of
+        another machine or process namespace, and after a reboot only of one that began here."""
+        boot, namespace = _here()
+        if self._boot != boot:
+            return not self.directory.exists()
+        return self._namespace != namespace or bool(self._running())
 
     def begin(self) -> None:
-        """Remove what dead runs left and let somebody watch over this one; once for all workers."""
+        """Join the run: every process calls it that makes something. The first one removes what
+        dead runs left and lets somebody watch over this one. A run that was killed is an error."""
         with self.lock("begin"):
+            self._join()
             if (self.directory / "watcher").exists():
                 return
-            for name in _labelled_runs():
+            for name in _known_runs():
                 if not Run(name).is_alive():
                     Run(name).remove()
             with (self.directory / "watcher.log").open("wb") as log:
@@ -128,18 +140,29 @@ class Run:
         return [f"{kind} {found}" for kind in REMOVAL for found in self._ids(kind)]
 
     def watch(self) -> None:
-        """Block until the first process of the run has ended, then remove what it left, and give
+        """Block until every process of the run has ended, then remove what they left, and give
         hugepages back."""
-        with contextlib.suppress(ProcessLookupError):
-            process = os.pidfd_open(self.pid)
-            if self.is_alive():
-                select.select([process], [], [])
+        while running := self._running():
+            for process in running:
+                process.wait()
         quiet = 0
         while quiet < QUIET_ROUNDS:
             quiet = 0 if self.left() else quiet + 1
             self.remove()
             time.sleep(1.0)
         hugepage_notes.restore()
+
+    def _join(self) -> None:
+        # Written before the look at the first process, so the watcher sees it or it is refused.
+        process = Process(os.getpid(), _start_time(os.getpid()))
+        (self.directory / f"process-{process.pid}-{process.start}").touch()
+        if not self._first.is_running():
+            raise RuntimeError(f"the run {self.name} was killed: start the tests again")
+
+    def _running(self) -> list["Process"]:
+        joined = [path.name.split("-")[1:] for path in self.directory.glob("process-*")]
+        processes = [self._first, *(Process(int(pid), start) for pid, start in joined)]
+        return [process for process in processes if process.is_running()]
 
     def _state(self, name: str) -> Path:
         return self.directory / f"{name}.json"
@@ -148,13 +171,43 @@ class Run:
         return _list(kind, f"{LABEL}={self.name}", "--quiet").split()
 
 
+@dataclass(frozen=True)
+class Process:
+    """A process, which is told from a later one with its id by when it started."""
+
+    pid: int
+    start: str
+
+    def is_running(self) -> bool:
+        return _start_time(self.pid) == self.start
+
+    def wait(self) -> None:
+        """Block until it has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            descriptor = os.pidfd_open(self.pid)
+            try:
+                if self.is_running():
+                    select.select([descriptor], [], [])
+            finally:
+                os.close(descriptor)
+
+
+def _here() -> tuple[str, str]:
+    """The machine's boot and this process's namespace of process ids, as in names of runs."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    namespace = f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    first, second = (hashlib.sha256(text.encode()).hexdigest()[:8] for text in (boot, namespace))
+    return first, second
+
+
 def _start_time(pid: int) -> str:
-    """When a process started, in ticks since the machine did; empty if there is none."""
+    """When a process started, in ticks since the machine did; empty if it has ended."""
     try:
         # The name before it, in brackets, may contain anything.
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return ""
+    return "" if state in "ZX" else fields[18]
 
 
 def _docker(*arguments: str, check: bool = False) -> str:
@@ -175,9 +228,12 @@ def _list(kind: str, label: str, *options: str) -> str:
     return _docker(kind, "ls", *every, "--filter", f"label={label}", *options)
 
 
-def _labelled_runs() -> set[str]:
+def _known_runs() -> set[str]:
+    """Of which something is on the daemon or on this machine."""
     form = f'{{{{.Label "{LABEL}"}}}}'
-    return {name for kind in REMOVAL for name in _list(kind, LABEL, "--format", form).split()}
+    names = {name for kind in REMOVAL for name in _list(kind, LABEL, "--format", form).split()}
+    names |= {path.name for path in ROOT.iterdir()}
+    return {name for name in names if NAME.fullmatch(name)}
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import yaml
 
-from s3_access import ADMIN, READER, S3Access
+from s3_access import ADMIN, READER, Identity, S3Access
 
 from .harness import TESTS, ProjectContainer
 from .runs import Run
@@ -117,13 +117,20 @@ class MinIO(S3Container):
         self.with_copy_into_container(ADMIN.file(), "/run/secrets/s3", 0o644)
 
     def add_reader(self) -> None:
-        url = f"http://127.0.0.1:{PORT}"
-        self.must_call("mc", "alias", "set", "local", url, ADMIN.access_key, ADMIN.secret_key)
-        self.must_call("mc", "admin", "user", "add", "local", READER.access_key, READER.secret_key)
+        self._must_call_with(ADMIN, f'mc alias set local http://127.0.0.1:{PORT} "$KEY" "$SECRET"')
+        self._must_call_with(READER, 'mc admin user add local "$KEY" "$SECRET"')
         # Repeated after a restart, where it says that nothing changed.
         self.call(
             "mc", "admin", "policy", "attach", "local", "readonly", "--user", READER.access_key
         )
+
+    def _must_call_with(self, identity: Identity, script: str) -> None:
+        keys = {"KEY": identity.access_key, "SECRET": identity.secret_key}
+        self.must_call("sh", "-c", script, environment=keys)
+
+
+KINDS = {"minio": MinIO.kind, "seaweedfs": SeaweedFS.kind}
+"""By what OBJECT_STORE says."""
 
 
 def _minio_service() -> dict[str, Any]:
@@ -134,24 +141,29 @@ def _minio_service() -> dict[str, Any]:
 
 def minio_image() -> str:
     """The image that compose.yaml takes."""
-    return os.environ.get("MINIO_IMAGE") or re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", str(_minio_service()["image"]))
+    return os.environ.get("MINIO_IMAGE") or re.sub(
+        r"\$\{\w+:-([^}]*)\}", r"\1", str(_minio_service()["image"])
+    )
 
 
 def choose(wanted: str) -> tuple[str, str]:
-    """`minio` or `seaweedfs`, and why. `wanted` is one of them, or empty for what can be had: then
-    MinIO's image is pulled if it can be. Blocks for minutes at most."""
+    """A kind of server, and why. `wanted` is `minio`, `seaweedfs`, or empty for what can be had:
+    then MinIO's image is pulled if it can be. Blocks for minutes at most."""
     if wanted:
-        return wanted, "asked for by OBJECT_STORE"
+        if (kind := KINDS.get(wanted)) is None:
+            raise ValueError(f"OBJECT_STORE is {wanted!r}: say {' or '.join(KINDS)}")
+        return kind, "asked for by OBJECT_STORE"
     image = minio_image()
     if _docker("image", "inspect", image).returncode == 0:
-        return "minio", f"{image} is here"
+        return MinIO.kind, f"{image} is here"
     try:
         pulled = _docker("pull", "--quiet", image, timeout=PULL_TIMEOUT)
     except subprocess.TimeoutExpired:
-        return "seaweedfs", f"{image} could not be pulled in {PULL_TIMEOUT:.0f} s"
+        return SeaweedFS.kind, f"{image} could not be pulled in {PULL_TIMEOUT:.0f} s"
     if pulled.returncode == 0:
-        return "minio", f"{image} was pulled"
-    return "seaweedfs", f"{image} cannot be pulled: {pulled.stderr.strip().splitlines()[-1]}"
+        return MinIO.kind, f"{image} was pulled"
+    said = ["docker pull said nothing", *pulled.stderr.strip().splitlines()][-1]
+    return SeaweedFS.kind, f"{image} cannot be pulled: {said}"
 
 
 def _docker(*arguments: str, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:

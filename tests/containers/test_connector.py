@@ -55,7 +55,7 @@ def test_pages_of_one_container_are_read_by_another(start_connector: StartConnec
     """What one container stored, another one on the same volume reads, byte for byte."""
     names = [["a", 1], ["b", 2]]
     options = {"payload": 64 * KIB, "capacity": CAPACITY}
-    start_connector("put_chains", STORE, names, 32, options).get_wrapped_container().wait()
+    start_connector("put_chains", STORE, names, 32, options).must_end(timeout=60)
     reader = start_connector()
     assert [counts["damaged"] for counts in reader.cli("verify").values()] == [0]
     output = reader.child("read_chains", STORE, names, 32, options)

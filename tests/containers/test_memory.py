@@ -123,7 +123,7 @@ def test_round_trip(
     """Pages come back byte for byte, in place where they are aligned and through staging else, and
     every address that NIXL is told lies in a live registration."""
     memory = start_memory(
-        case("aligned", environment, f"slab://{STORE}", store_url(bucket, f"pages-{page_kb}")),
+        case("aligned", environment, f"slab://{STORE}", store_url(bucket, "-".join(environment))),
         case("unaligned", environment, f"slab://{STORE}-2"),
         network=s3.network,
     )
@@ -239,7 +239,7 @@ from containers.runs import Run
 
 if sys.argv[1] == "watched":
     Run.current().begin()
-with hugepages.raised(hugepages.free() + 3):
+with hugepages.LOCK, hugepages.raised(hugepages.free() + 3):
     print("raised", flush=True)
     time.sleep(600)
 """
@@ -256,6 +256,8 @@ def persistent() -> int:
 def test_hugepages_of_a_killed_run(who: str) -> None:
     """What a process had raised when it got SIGKILL is given back by the next one that uses
     hugepages, or by the watcher of its run."""
+    with hugepages.LOCK, hugepages.raised(hugepages.free() + 3):
+        pass  # skips where the child would
     before = persistent()
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     environment.pop("PYTEST_XDIST_WORKER", None)

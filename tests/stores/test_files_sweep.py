@@ -201,6 +201,25 @@ def test_growth_that_was_told_counts(rig: Rig) -> None:
     assert rig.sweeper.used_bytes() == pytest.approx(900 * SIZE, abs=2 * SIZE)
 
 
+def test_pages_that_others_removed_make_no_room(rig: Rig) -> None:
+    """What was cleared after it was seen counts once, as told by who cleared it, and not again as
+    evicted."""
+    seen = [rig.add(key(number), 5000 - number) for number in range(900)]
+    rig.sweeper.begin(None)
+    rig.sweep()
+    for path in seen:
+        path.unlink()
+    rig.ledger.cleared(900 * SIZE)
+    for number in range(980):
+        rig.add(key("new", number), 1000 - number)
+    rig.ledger.settle(None, 980 * SIZE)
+    rig.ledger.publish()
+    rig.sweep()
+    left = len(page_files(rig.root.directory))
+    assert left <= HIGH_WATER * 1000
+    assert known(rig).evicted_pages == 980 - left
+
+
 def test_wishes_make_room(rig: Rig) -> None:
     """A writer that found no room gets as much as it wanted."""
     for number in range(930):

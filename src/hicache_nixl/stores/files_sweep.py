@@ -42,6 +42,7 @@ _LEFTOVER_NS = 3600 * 10**9
 """Longer than any deadline: what is being written for so long has lost its writer."""
 _FUTURE_NS = 10 * 10**9
 """Hosts see the file system's time alike, but for the duration of a call."""
+_REMOVED, _GONE = -1, -2
 
 
 @dataclass
@@ -330,10 +331,12 @@ class Sweeper:
                 continue
             bucket = self._buckets[number]
             bucket.oldest.remove(entry)
-            if fate < 0:
+            if fate == _REMOVED:
                 bucket.nbytes -= entry.nbytes
                 bucket.pages -= 1
                 self._evicted += 1
+            elif fate == _GONE:  # its bytes are told by who cleared it
+                bucket.pages -= 1
             else:  # it was used since
                 bucket.oldest.append(replace(entry, mtime_ns=fate))
 
@@ -346,7 +349,8 @@ def _used(entry: Entry, now: int) -> int:
 def _remove_if_unused(entry: Entry) -> int | None:
     """Remove a page that was not used since it was seen.
 
-    -1 if it is gone, its new time if it was used, None if it cannot be told or removed.
+    _REMOVED, _GONE if it was not there, its new time if it was used, None if it cannot be told or
+    removed.
     """
     path = Path(entry.path)
     try:
@@ -355,7 +359,7 @@ def _remove_if_unused(entry: Entry) -> int | None:
             return mtime_ns
         path.unlink()
     except FileNotFoundError:
-        return -1
+        return _GONE
     except OSError:
         return None
-    return -1
+    return _REMOVED
