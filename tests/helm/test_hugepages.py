@@ -250,6 +250,34 @@ def test_the_chart_calls_it(mode: str, values: dict[str, object], arguments: lis
 
 
 @pytest.mark.helm
+@pytest.mark.parametrize("mode", ["pod", "node"])
+@pytest.mark.parametrize(
+    ("per_numa", "paths"),
+    [
+        (False, {"/sys/kernel/mm/hugepages"}),
+        (True, {"/sys/kernel/mm/hugepages", "/sys/devices/system/node"}),
+    ],
+)
+def test_it_sees_the_files_of_the_node(mode: str, per_numa: bool, paths: set[str]) -> None:
+    """It is given the node's own files in /sys, and nothing else of the node."""
+    manifests = render(None, {"hugepages.mode": mode, "hugepages.perNuma": per_numa})
+    spec = manifests.server
+    if mode == "node":
+        spec = manifests.one("DaemonSet", "-hugepages")["spec"]["template"]["spec"]
+    mounts = {
+        mount["name"]: mount["mountPath"]
+        for mount in named(spec["initContainers"], "hugepages")["volumeMounts"]
+    }
+    host = {
+        volume["name"]: volume["hostPath"]["path"]
+        for volume in spec["volumes"]
+        if "hostPath" in volume
+    }
+    assert set(host.values()) == paths
+    assert host == {name: mounts[name] for name in host}
+
+
+@pytest.mark.helm
 @pytest.mark.parametrize("mode", ["off", "preallocated"])
 def test_nothing_is_privileged_without_need(mode: str) -> None:
     """Where nothing is raised there is neither the container nor its script."""

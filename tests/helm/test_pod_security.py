@@ -15,7 +15,7 @@ PRIVILEGED = {
         "runAsUser 0",
         "capabilities not dropped",
     )
-}
+} | {"pod: hostPath hugepages"}
 DISKS = {f"pod: hostPath disk-{disk}" for disk in range(4)}
 
 
@@ -35,7 +35,7 @@ DISKS = {f"pod: hostPath disk-{disk}" for disk in range(4)}
         ("wheel", {IPC_LOCK}),
         ("slab-hostpath", {IPC_LOCK, "pod: hostPath models", *DISKS}),
         ("hugepages-node", {IPC_LOCK}),
-        ("hugepages-pod", {IPC_LOCK, *PRIVILEGED}),
+        ("hugepages-pod", {IPC_LOCK, "pod: hostPath numa-nodes", *PRIVILEGED}),
         ("cpu", {IPC_LOCK, "pod: hostPath disk-0", *PRIVILEGED}),
     ],
 )
