@@ -41,6 +41,7 @@ make_images() {
     flock 9
     # The daemon outlives this, so it must not hold the lock.
     ci/docker.sh 9>&-
+    ci/podman.sh 9>&-
     ci/base-images.sh 9>&-
     ci/images.sh 9>&-
 }
