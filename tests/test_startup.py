@@ -4,16 +4,19 @@ import gc
 import os
 import shutil
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hicache_nixl import io_choice, startup
-from hicache_nixl.errors import SettingsError, StoreError
+from hicache_nixl.errors import SettingsError, StoreError, TransferError
+from hicache_nixl.io_choice import IoChoice
 from hicache_nixl.settings import Settings, load_settings
 from hicache_nixl.stores import slab_segments
 from hicache_nixl.stores.files import FilesStore
+from hicache_nixl.transfer import QUEUE_PARAMETERS, TransferEngine
 
 
 def settings(directory: Path, **changes: Any) -> Settings:
@@ -50,6 +53,37 @@ def test_refused_direct_io_falls_back(tmp_path: Path, monkeypatch: pytest.Monkey
     try:
         assert not tier.choice.direct_io
         assert [n for n in tier.choice.notes if "O_DIRECT" in n and str(tmp_path) in n]
+    finally:
+        tier.close()
+
+
+def test_uring_that_ends_after_its_trial_falls_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where io_uring works on trial and has no ring left for the second engine, AIO serves with one
+    warning, and nothing of the first engine is left."""
+    opened: list[TransferEngine] = []
+
+    def open_engine(plugin: str, parameters: dict[str, str]) -> TransferEngine:
+        if parameters.items() >= QUEUE_PARAMETERS["uring"].items() and opened:
+            raise TransferError("no ring left")
+        # An AIO engine in any case: there may be no io_uring here.
+        opened.append(TransferEngine(plugin, QUEUE_PARAMETERS["aio"]))
+        return opened[-1]
+
+    def choose(settings: Settings, directories: Sequence[Path]) -> IoChoice:
+        return IoChoice("POSIX", "uring", QUEUE_PARAMETERS["uring"], direct_io=True)
+
+    monkeypatch.setattr(startup, "choose_io", choose)
+    monkeypatch.setattr(startup, "TransferEngine", open_engine)
+    tier = startup.assemble(settings(tmp_path / "store"))
+    try:
+        assert tier.choice.queue == "aio"
+        assert [r.message for r in caplog.records if r.levelname == "WARNING"] == [
+            "io_uring does not work here (no ring left); using AIO"
+        ]
+        with pytest.raises(TransferError):
+            opened[0].register_memory(tier.buffer.address, 4096)
     finally:
         tier.close()
 

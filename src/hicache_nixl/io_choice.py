@@ -7,7 +7,7 @@ import mmap
 import os
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -76,10 +76,24 @@ def choose_io(settings: Settings, directories: Sequence[Path]) -> IoChoice:
                 raise TransferError(
                     f"no I/O queue of NIXL's POSIX plug-in works in {directories[0]}: {error}"
                 ) from error
-            notes.append(f"io_uring does not work here ({error}); using AIO")
+            notes.append(_uring_note(error))
             continue
         return IoChoice(plugin, queue, parameters, direct_io, tuple(notes))
     raise AssertionError("unreachable: the last queue returns or raises")
+
+
+def without_uring(choice: IoChoice, settings: Settings, error: TransferError) -> IoChoice:
+    """The choice when io_uring worked on trial and then did not: its rings count against a limit
+    that all processes of a user share. Raises `error` where io_uring was not the choice."""
+    if choice.queue != "uring":
+        raise error
+    parameters = settings.parameters_for("posix") | QUEUE_PARAMETERS["aio"]
+    notes = (*choice.notes, _uring_note(error))
+    return replace(choice, queue="aio", parameters=parameters, notes=notes)
+
+
+def _uring_note(error: Exception) -> str:
+    return f"io_uring does not work here ({error}); using AIO"
 
 
 def _try(plugin: str, parameters: dict[str, str], directory: Path, direct_io: bool) -> None:

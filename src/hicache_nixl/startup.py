@@ -12,10 +12,11 @@ from typing import TypeVar
 
 from hicache_nixl.bucket import Bucket
 from hicache_nixl.credentials import CredentialResolver
+from hicache_nixl.errors import TransferError
 from hicache_nixl.file_systems import make_directories
 from hicache_nixl.geometry import PoolGeometry
 from hicache_nixl.guard import Guard
-from hicache_nixl.io_choice import IoChoice, choose_io
+from hicache_nixl.io_choice import IoChoice, choose_io, without_uring
 from hicache_nixl.memory import HostBuffer, allocate
 from hicache_nixl.mover import RecordMover
 from hicache_nixl.object_engine import ObjectEngine
@@ -129,11 +130,14 @@ def _in_directories(settings: Settings, undo: contextlib.ExitStack) -> Tier:
     else:
         SlabRoot(directories).prepare()
     choice = choose_io(settings, directories)
+    buffer = _staging_memory(settings, undo)
+    try:
+        reader, writer = _pair(choice, undo)
+    except TransferError as error:
+        choice = without_uring(choice, settings, error)
+        reader, writer = _pair(choice, undo)
     for note in choice.notes:
         logger.warning("%s", note)
-    buffer = _staging_memory(settings, undo)
-    reader = _entered(undo, TransferEngine(choice.plugin, choice.parameters))
-    writer = _entered(undo, TransferEngine(choice.plugin, choice.parameters))
     store: Store
     if is_shared:
         store = FilesStore(
@@ -155,6 +159,17 @@ def _in_directories(settings: Settings, undo: contextlib.ExitStack) -> Tier:
         )
     undo.callback(store.close)
     return _tier(settings, choice, reader, writer, buffer, store)
+
+
+def _pair(choice: IoChoice, undo: contextlib.ExitStack) -> tuple[TransferEngine, TransferEngine]:
+    """One engine to read and one to write, or none and a TransferError."""
+    with contextlib.ExitStack() as both:
+        pair = (
+            _entered(both, TransferEngine(choice.plugin, choice.parameters)),
+            _entered(both, TransferEngine(choice.plugin, choice.parameters)),
+        )
+        undo.push(both.pop_all())
+    return pair
 
 
 def _in_bucket(settings: Settings, bucket: Bucket, undo: contextlib.ExitStack) -> Tier:
