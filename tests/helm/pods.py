@@ -19,6 +19,7 @@ from containers.podman import Podman
 from .charts import Manifest, containers, named
 
 LOG_TAIL_LINES = 40
+STOP_TIMEOUT = 120.0
 
 
 def playable(spec: Manifest, name: str, secrets: Sequence[Manifest]) -> list[Manifest]:
@@ -106,13 +107,16 @@ class PlayedPod:
         return self.podman.must_call("exec", self._container(container), *command)
 
     def kill(self, container: str) -> None:
-        """SIGKILL to every process of a container; blocks until it has ended."""
+        """SIGKILL to every process of a pod's only container; blocks until the pod has ended."""
         self.podman.must_call("kill", self._container(container))
-        self.podman.must_call("wait", self._container(container))
+        deadline = time.monotonic() + STOP_TIMEOUT
+        while (state := self._inspect()["State"]) != "Exited":
+            assert time.monotonic() < deadline, f"{self.name} is {state} after {STOP_TIMEOUT:.0f} s"
+            time.sleep(0.2)
 
-    def restart(self, container: str) -> None:
-        """Start a container that has ended, as a kubelet does: with the pod's volumes."""
-        self.podman.must_call("start", self._container(container))
+    def restart(self) -> None:
+        """Start a pod that has ended, with the volumes that it had."""
+        self.podman.must_call("pod", "start", self.name)
 
     def wait_ended(self, container: str, timeout: float) -> int:
         """Block until a container has ended; its status."""
@@ -137,10 +141,13 @@ class PlayedPod:
         return url
 
     def _address(self) -> str:
-        pod = json.loads(self.podman.must_call("pod", "inspect", self.name))
-        infra = json.loads(self.podman.must_call("inspect", pod["InfraContainerID"]))
+        infra = json.loads(self.podman.must_call("inspect", self._inspect()["InfraContainerID"]))
         address: str = infra[0]["NetworkSettings"]["Networks"][self.network]["IPAddress"]
         return address
+
+    def _inspect(self) -> Manifest:
+        found: Manifest = json.loads(self.podman.must_call("pod", "inspect", self.name))
+        return found
 
     def _container(self, container: str) -> str:
         return f"{self.name}-{container}"

@@ -253,14 +253,14 @@ def s3(podman: Podman, podman_network: str, have: Have, tmp_path: Path) -> Itera
 
 @pytest.mark.parametrize("store", ["slab", "s3"])
 def test_killed_server_answers_from_storage(store: str, request: pytest.FixtureRequest) -> None:
-    """A server that is killed and started again answers with the same tokens, from storage."""
+    """A server that is killed, its pod started again, answers with the same tokens from storage."""
     place: Place = request.getfixturevalue(store)
     with place.server(SCENARIOS[store]) as pod:
         client = EngineClient(pod.started().wait_ready("server"))
         before = client.generate(PROMPT)
         client.wait_stored(before.prompt_tokens // PAGE * PAGE)
         pod.kill("server")
-        pod.restart("server")
+        pod.restart()
         verdict = Verdict(before, EngineClient(pod.wait_ready("server")).generate(PROMPT))
     assert verdict.passed, verdict.sentence("podman kill")
     assert verdict.after.from_storage == (before.prompt_tokens - 1) // PAGE * PAGE
