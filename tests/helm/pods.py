@@ -88,7 +88,9 @@ class PlayedPod:
 
     def started(self) -> Self:
         """It, which must have started."""
-        assert not self.error, self.error
+        if self.error:
+            logs = [self.log(init["name"]) for init in self.spec.get("initContainers", ())]
+            raise AssertionError("\n".join([self.error, *logs]))
         return self
 
     def log(self, container: str) -> str:
