@@ -19,6 +19,8 @@ from typing import Any
 
 HANG = 600.0
 """Seconds after which a call hangs."""
+SUBNETS = 10
+"""How many are tried; some may be the machine's."""
 
 
 class PodmanError(AssertionError):
@@ -99,9 +101,7 @@ network_backend = "netavark"
         """A network on which names of pods and containers resolve; all that is on it must have
         ended with the block."""
         name = f"hicache-nixl-{secrets.token_hex(4)}"
-        # What another run chose is seen only while it is in use.
-        subnet = f"10.{random.randrange(64, 256)}.{random.randrange(256)}.0/24"
-        self.must_call("network", "create", "--subnet", subnet, name)
+        self._create_network(name)
         file = self.directory / "networks" / f"{name}.json"
         made = json.loads(file.read_text()) | {"network_interface": f"hn{secrets.token_hex(4)}"}
         file.write_text(json.dumps(made))
@@ -124,6 +124,15 @@ network_backend = "netavark"
             subprocess.run(["umount", "--lazy", mounted], capture_output=True)
         shutil.rmtree(self._state, ignore_errors=True)
         shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _create_network(self, name: str) -> None:
+        # By chance, because what another run chose is seen only while it is in use.
+        for _ in range(SUBNETS):
+            subnet = f"10.{random.randrange(256)}.{random.randrange(256)}.0/24"
+            created = self.call("network", "create", "--subnet", subnet, name)
+            if created.returncode == 0:
+                return
+        raise PodmanError(f"podman finds no free network: {created.stderr.strip()}")
 
     @property
     def _settings(self) -> Path:
