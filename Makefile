@@ -8,10 +8,11 @@ export WORKERS
 SOURCES = $(shell find src -type f -not -name '*.pyc' -not -path '*.egg-info/*')
 ENGINE_SOURCES = $(shell find docker/engine-cpu/src -type f -not -name '*.pyc' \
                    -not -path '*.egg-info/*')
-TYPED = docker/engine-cpu/src demo ci docker/prune.py docker/connector docker/sglang-gpu
+TYPED = docker/engine-cpu/src demo ci docker/prune.py docker/connector docker/sglang-gpu \
+        helm/hicache-nixl/files/prompt-twice.py
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test bench images sbom lint format clean
+.PHONY: help venv demo test bench images sbom chart lint format clean
 
 help: ## List the commands
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 14
@@ -22,7 +23,7 @@ venv: $(VENV)/.project $(VENV)/.engine $(VENV)/.warm ## Set up .venv with the bu
 demo: venv ## The real SGLang keeps its KV cache through a kill
 	@$(PYTHON_) -m demo
 
-test: lint venv .sglang/.pins ## Lint, types and all tests; reports/junit.xml
+test: lint venv .sglang/.pins .helm/.pins ## Lint, types and all tests; reports/junit.xml
 	@ci/test.sh $(VENV) $(PYTEST_OPTIONS)
 
 bench: venv ## Measure against the in-tree connector and the bare device
@@ -38,6 +39,9 @@ sbom: ## What an image holds, as CycloneDX; IMAGE=connector
 	@docker run --rm --pull never --entrypoint cat hicache-nixl/$(or $(IMAGE),connector):$(or $(TAG),local) \
 		/usr/local/share/sbom.cdx.json
 
+chart: venv ## The table of values in the chart's README
+	@$(PYTHON_) ci/chart_readme.py helm/hicache-nixl
+
 lint: venv ## ruff and mypy
 	@$(PYTHON_) -m ruff check --quiet .
 	@$(PYTHON_) -m ruff format --quiet --check .
@@ -49,7 +53,7 @@ format: venv ## Let ruff rewrite the sources
 	@$(PYTHON_) -m ruff format --quiet .
 
 clean: ## Remove everything the other commands make
-	rm -rf $(VENV) .sglang build dist reports .demo .bench .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .sglang .helm build dist reports .demo .bench .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.pins: requirements.lock ci/make-venv.sh ci/system.sh
@@ -65,6 +69,10 @@ $(VENV)/.engine: $(VENV)/.pins docker/engine-cpu/pyproject.toml ci/install-wheel
 
 .sglang/.pins: $(VENV)/.pins ci/sglang-versions.sh ci/sglang-versions.txt
 	@ci/sglang-versions.sh $(VENV) .sglang
+	@touch $@
+
+.helm/.pins: ci/helm-tools.txt ci/helm-tools.sh
+	@ci/helm-tools.sh .helm
 	@touch $@
 
 # SGLang compiles its page hash at the first request that needs it.

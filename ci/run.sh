@@ -48,6 +48,7 @@ make_images() {
     flock 9
     # The daemon outlives this, so it must not hold the lock.
     ci/docker.sh 9>&-
+    ci/podman.sh 9>&-
     ci/base-images.sh 9>&-
     ci/images.sh 9>&-
 }
@@ -67,7 +68,7 @@ images=$!
 set +m
 trap 'kill -- "-$images" 2>/dev/null || true' EXIT
 step "setting up .venv, and beside it the container images"
-make --silent venv .sglang/.pins || fail ".venv was not set up, the reason is above"
+make --silent venv .sglang/.pins .helm/.pins || fail ".venv was not set up, the reason is above"
 step "lint and types"
 make lint || fail "lint or types, the reason is above"
 step "tests"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
-SUITES = ("engine", "docker", "gpu", "stress", "rest", "collection")
+SUITES = ("engine", "docker", "gpu", "helm", "stress", "rest", "collection")
 COLUMNS = ("ran", "passed", "failed", "skipped")
 
 

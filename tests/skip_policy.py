@@ -1,6 +1,6 @@
 """What holds for every test: its suite, the order of the long ones, and what may be skipped where.
 
-A test marked ``docker`` or ``engine`` that skips is a failure where the environment says
+A test marked ``docker``, ``engine`` or ``helm`` that skips is a failure where the environment says
 ``CI=true``, because there the machine was set up to run it; but nobody sets up a GPU. The JUnit
 report has each test's suite as a property.
 """
@@ -10,10 +10,10 @@ from collections.abc import Generator
 
 import pytest
 
-SUITES = ("gpu", "docker", "engine", "stress")
+SUITES = ("gpu", "docker", "engine", "helm", "stress")
 """The markers by which a test belongs to a suite; the first that it has counts."""
-ORDER = ("engine", "docker", "gpu", "stress", "rest")
-MUST_RUN_IN_CI = ("docker", "engine")
+ORDER = ("engine", "docker", "gpu", "stress", "helm", "rest")
+MUST_RUN_IN_CI = ("docker", "engine", "helm")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -75,3 +75,15 @@ def test_a_module_must_not_skip_in_ci(
     monkeypatch.setenv("CI", "true")
     run_with_rules.makepyfile("import pytest\n\npytest.importorskip('no_such_module')\n")
     run_with_rules.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(errors=1)
+
+
+@pytest.mark.parametrize("suite", ["docker", "engine", "helm"])
+def test_suites_that_ci_sets_up(
+    run_with_rules: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, suite: str
+) -> None:
+    """A skipped test of a suite whose needs CI installs fails there."""
+    monkeypatch.setenv("CI", "true")
+    run_with_rules.makepyfile(
+        f"import pytest\n\n@pytest.mark.{suite}\ndef test_it():\n    pytest.skip('not here')\n"
+    )
+    run_with_rules.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(failed=1)

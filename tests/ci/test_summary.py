@@ -49,6 +49,7 @@ suite            ran   passed   failed  skipped
 engine             1        1        0        0
 docker             2        1        1        0
 gpu                0        0        0        1
+helm               0        0        0        0
 stress             1        1        0        0
 rest               1        0        1        1
 all                5        3        2        2

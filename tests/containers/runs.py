@@ -26,6 +26,8 @@ from typing import Any, Literal
 
 import hugepage_notes
 
+from .podman import Podman
+
 LABEL = "hicache-nixl.test-run"
 ROOT = Path("/var/tmp") / f"hicache-nixl-test-runs-{os.getuid()}"
 """Outlives the machine's power, so that what a run left is known to be this machine's."""
@@ -58,6 +60,11 @@ class Run:
     def labels(self) -> dict[str, str]:
         """What containers, networks and volumes of this run carry."""
         return {LABEL: self.name}
+
+    @property
+    def podman(self) -> Podman:
+        """Podman for this run, see `Podman.begin`."""
+        return Podman(self.directory)
 
     def is_alive(self) -> bool:
         """Whether a process of it still runs, as far as can be told from here: not of a run of
@@ -128,7 +135,9 @@ class Run:
             docker(kind, "rm", *REMOVAL[kind], name, check=True)
 
     def remove(self) -> None:
-        """Remove everything that carries the label of this run, and its directory."""
+        """Remove everything that carries the label of this run or that podman has of it, and its
+        directory."""
+        self.podman.remove()
         for kind, options in REMOVAL.items():
             found = self._ids(kind)
             if found:
@@ -136,8 +145,9 @@ class Run:
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def left(self) -> list[str]:
-        """What on the daemon still carries its label."""
-        return [f"{kind} {found}" for kind in REMOVAL for found in self._ids(kind)]
+        """What on the daemon still carries its label, and podman's part."""
+        found = [f"{kind} {name}" for kind in REMOVAL for name in self._ids(kind)]
+        return [*found, "podman"] if self.podman.is_left() else found
 
     def watch(self) -> None:
         """Block until every process of the run has ended, then remove what they left, and give
