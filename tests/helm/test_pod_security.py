@@ -5,7 +5,6 @@ import pytest
 from .charts import render
 from .pod_security import violations
 
-IPC_LOCK = "server: capability IPC_LOCK (baseline)"
 PRIVILEGED = {
     f"hugepages: {what}"
     for what in (
@@ -23,23 +22,23 @@ DISKS = {f"pod: hostPath disk-{disk}" for disk in range(4)}
 @pytest.mark.parametrize(
     ("scenario", "broken"),
     [
-        ("restricted", set()),
-        ("slab-ephemeral", {IPC_LOCK}),
-        ("slab-claim", {IPC_LOCK}),
-        ("slab-claims", {IPC_LOCK}),
-        ("files", {IPC_LOCK}),
-        ("files-hostpath", {IPC_LOCK, "pod: hostPath shared"}),
-        ("s3", {IPC_LOCK}),
-        ("s3-keys", {IPC_LOCK}),
-        ("minio", {IPC_LOCK}),
-        ("wheel", {IPC_LOCK}),
-        ("slab-hostpath", {IPC_LOCK, "pod: hostPath models", *DISKS}),
-        ("hugepages-node", {IPC_LOCK}),
-        ("hugepages-pod", {IPC_LOCK, "pod: hostPath numa-nodes", *PRIVILEGED}),
-        ("cpu", {IPC_LOCK, "pod: hostPath disk-0", *PRIVILEGED}),
+        (None, set()),
+        ("slab-ephemeral", set()),
+        ("slab-claim", set()),
+        ("slab-claims", set()),
+        ("files", set()),
+        ("files-hostpath", {"pod: hostPath shared"}),
+        ("s3", set()),
+        ("s3-keys", set()),
+        ("minio", set()),
+        ("wheel", set()),
+        ("slab-hostpath", {"pod: hostPath models", *DISKS}),
+        ("hugepages-node", set()),
+        ("hugepages-pod", {"pod: hostPath numa-nodes", *PRIVILEGED}),
+        ("cpu", {"pod: hostPath disk-0", *PRIVILEGED}),
     ],
 )
-def test_server(scenario: str, broken: set[str]) -> None:
+def test_server(scenario: str | None, broken: set[str]) -> None:
     """The server's pod breaks these points and no others."""
     assert violations(render(scenario).server) == broken
 

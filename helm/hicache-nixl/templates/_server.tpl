@@ -40,14 +40,9 @@ lifecycle:
       command: [sleep, {{ int .Values.server.preStopSleep | quote }}]
 resources: {{- include "hicache-nixl.resources" . | nindent 2 }}
 securityContext:
-  allowPrivilegeEscalation: false
+  # Not the capability IPC_LOCK: a user that is not root would not get it.
+  {{- include "hicache-nixl.confined" . | nindent 2 }}
   readOnlyRootFilesystem: {{ .Values.server.readOnlyRootFilesystem }}
-  capabilities:
-    drop: [ALL]
-    {{- if .Values.server.ipcLock }}
-    # Memory that is registered with a device stays in place, beyond the node's limit of locked memory.
-    add: [IPC_LOCK]
-    {{- end }}
 volumeMounts: {{- include "hicache-nixl.mounts" . | nindent 2 }}
 {{- end -}}
 
