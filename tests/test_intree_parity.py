@@ -10,7 +10,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from hypothesis import given, settings, strategies
+from hypothesis import example, given, settings, strategies
 from nixl._api import nixl_agent, nixl_agent_config
 
 import pools  # noqa: F401 - before SGLang
@@ -136,6 +136,11 @@ def ours_of(config: dict[str, Any], environ: dict[str, str]) -> Settings:
     return load_settings(config, environ=directories | BUCKET | ACCOUNT | environ)
 
 
+def flag(text: str) -> str:
+    """What NIXL understands, which knows yes and on, too."""
+    return str(parse_bool(text)).lower()
+
+
 def agrees_on_the_bucket(bucket: Bucket, plugin: str, parameters: dict[str, str]) -> None:
     """Fail unless NIXL, with in-tree's `parameters`, would talk to this bucket in the same way."""
     extra = dict(bucket.nixl)
@@ -169,12 +174,12 @@ def agrees_on_the_bucket(bucket: Bucket, plugin: str, parameters: dict[str, str]
     for name, value in place.items():
         theirs = parameters.pop(name, defaults.get(name))
         if name == "use_virtual_addressing" and theirs is not None:
-            theirs = theirs.lower()
+            theirs = flag(theirs)
         if name == "endpoint_override" and theirs is not None:
             theirs = theirs.rstrip("/")
         assert value == theirs, name
     if "accelerated" in parameters:
-        parameters["accelerated"] = parameters["accelerated"].lower()
+        parameters["accelerated"] = flag(parameters["accelerated"])
     assert extra == parameters
 
 
@@ -214,6 +219,8 @@ def mentioned(config: dict[str, Any], environ: dict[str, str]) -> set[str]:
 
 @settings(max_examples=400, deadline=None)
 @given(configurations(odd=True))
+@example(({"bucket": "b", "use_virtual_addressing": "yes"}, {PLUGIN_VARIABLE: "OBJ"}))
+@example(({"accelerated": "on"}, {PLUGIN_VARIABLE: "OBJ"}))
 def test_alike_or_refused(written: tuple[dict[str, Any], dict[str, str]]) -> None:
     """Whatever is accepted means what it means in-tree; what is refused is named."""
     config, environ = written
