@@ -368,6 +368,20 @@ def test_variables_complete_a_store(without: tuple[str, ...], endpoint: str, reg
     assert any("is read as endpoint" in note for note in settings.notes)
 
 
+def test_no_certificate_authority_for_http() -> None:
+    """With an endpoint that has no TLS, the CA of a section is noted and that of a variable is
+    not used."""
+    section = OBJ | {"endpoint_override": MINIO, "ca_bundle": "/etc/ca.pem"}
+    config = {"plugin": {"obj": section}}
+    assert bucket(config).ca_bundle is None
+    note = "plugin.obj.ca_bundle (given settings) is not used: the endpoint is http"
+    assert note in notes(config)
+    variable = {"AWS_CA_BUNDLE": "/etc/ca.pem"}
+    config = {"plugin": {"obj": OBJ | {"endpoint_override": MINIO}}}
+    assert bucket(config, variable).ca_bundle is None
+    assert "CA_BUNDLE" not in notes(config, variable)
+
+
 def test_what_the_store_says_comes_first() -> None:
     """The URL wins over in-tree sections, which win over variables."""
     section = {"active": True, "bucket": "third", "region": "us-west-2", "endpoint_override": MINIO}

@@ -170,7 +170,9 @@ def agrees_on_the_bucket(bucket: Bucket, plugin: str, parameters: dict[str, str]
         scheme = parameters.pop("scheme", "https")
         endpoint = parameters.get("endpoint_override", "")
         if endpoint and "://" not in endpoint:
-            parameters["endpoint_override"] = f"{scheme}://{endpoint}"
+            endpoint = parameters["endpoint_override"] = f"{scheme}://{endpoint}"
+        if endpoint.startswith("http://"):
+            parameters.pop("ca_bundle", None)  # nobody asks it
     for name, value in place.items():
         theirs = parameters.pop(name, defaults.get(name))
         if name == "use_virtual_addressing" and theirs is not None:
@@ -221,6 +223,12 @@ def mentioned(config: dict[str, Any], environ: dict[str, str]) -> set[str]:
 @given(configurations(odd=True))
 @example(({"bucket": "b", "use_virtual_addressing": "yes"}, {PLUGIN_VARIABLE: "OBJ"}))
 @example(({"accelerated": "on"}, {PLUGIN_VARIABLE: "OBJ"}))
+@example(
+    (
+        {"endpoint_override": "http://minio:9000", "ca_bundle": "/etc/ca.pem"},
+        {PLUGIN_VARIABLE: "OBJ"},
+    )
+)
 def test_alike_or_refused(written: tuple[dict[str, Any], dict[str, str]]) -> None:
     """Whatever is accepted means what it means in-tree; what is refused is named."""
     config, environ = written

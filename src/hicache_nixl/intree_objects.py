@@ -136,6 +136,8 @@ def completed(
         if name not in place and (url.parameter(name) is not None or name not in defaults):
             continue
         if name == "ca_bundle" and (url.parameter("endpoint") or "").startswith("http://"):
+            if name in place:
+                notes.append(f"{place[name][0].origin} is not used: the endpoint is http")
             continue
         given, text = place[name] if name in place else (defaults[name], defaults[name].value)
         if name == "ca_bundle":
