@@ -13,17 +13,22 @@ import pytest
 import torch
 
 import hugepages
+import pools  # noqa: F401 - before SGLang
+
+# isort: split
+from sglang.srt.mem_cache.pool_host.base import HICACHE_HOST_MEMORY_RESERVE_BYTES as RESERVE
+
 from hicache_nixl import connector_plugin
-from hicache_nixl.connector_plugin import allocate_tensor
+from hicache_nixl.connector_plugin import allocate_tensor, available_bytes
 from hicache_nixl.errors import HostMemoryError
 from hicache_nixl.settings import Settings, load_host_pool_settings
-from hugepages import MIB
+from hugepages import MIB, V2_MOUNT, write, write_pool
 
 ON = {"HICACHE_NIXL_HOST_POOL_ALLOCATOR": "1"}
 SGLANG_HUGEPAGES = {"SGLANG_HUGEPAGE_SIZE": "2MB"}
 OUR_VARIABLES = ("HICACHE_NIXL_", "SGLANG_HUGEPAGE", "SGLANG_HICACHE", "SGLANG_PLUGINS")
 
-CHILD = """
+BEGIN = """
 import gc, json, logging, sys
 import torch
 
@@ -32,6 +37,8 @@ for name in ("nms", "qnms"):  # for a CUDA build of torchvision beside a CPU bui
         torch.library.define(
             f"torchvision::{name}", "(Tensor dets, Tensor scores, float threshold) -> Tensor"
         )
+"""
+CHILD = """
 records = []
 handler = logging.Handler(logging.WARNING)
 handler.emit = lambda record: records.append(record.getMessage())
@@ -93,6 +100,25 @@ except MemoryError as error:
 print(json.dumps(seen | {"warnings": records}))
 """
 
+BUDGET_CHILD = """
+from sglang.srt.plugins import load_plugins
+load_plugins()
+import contextlib
+import pools
+from sglang.srt.mem_cache.pool_host import base
+
+pools.host_memory_budget_scope = lambda budget: contextlib.nullcontext()
+# More than any machine has: of ordinary memory nothing is left.
+base.HICACHE_HOST_MEMORY_RESERVE_BYTES = 1 << 50
+seen = {"chosen": base.host_memory_budget_bytes(auto_size=True)}
+try:
+    pool = pools.make_mha_pool(pages=128, page_size=64, heads=8, head_dim=128, seed=5)
+    seen["pool_bytes"] = pool.kv_buffer.nbytes
+except ValueError as error:
+    seen["error"] = str(error)
+print(json.dumps(seen))
+"""
+
 
 def environment(changes: Mapping[str, str]) -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(OUR_VARIABLES)}
@@ -100,17 +126,19 @@ def environment(changes: Mapping[str, str]) -> dict[str, str]:
     return {**kept, **only_ours, **changes}
 
 
-def command(order: str = "plug-ins first") -> list[str]:
+def command(order: str = "plug-ins first", child: str = CHILD) -> list[str]:
     installed = importlib.metadata.entry_points(group="sglang.srt.plugins", name="hicache_nixl")
     if not installed:
         pytest.skip("hicache-nixl is not installed, so SGLang cannot find its entry point")
-    return [sys.executable, "-c", CHILD, order]
+    return [sys.executable, "-c", BEGIN + child, order]
 
 
-def seen_by_sglang(changes: Mapping[str, str], order: str = "plug-ins first") -> dict[str, Any]:
-    """What CHILD saw, run with these environment variables."""
+def seen_by_sglang(
+    changes: Mapping[str, str], order: str = "plug-ins first", child: str = CHILD
+) -> dict[str, Any]:
+    """What the child saw, run with these environment variables."""
     done = subprocess.run(
-        command(order),
+        command(order, child),
         capture_output=True,
         text=True,
         timeout=300,
@@ -119,6 +147,13 @@ def seen_by_sglang(changes: Mapping[str, str], order: str = "plug-ins first") ->
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def said_by_plugin(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The messages of the plug-in."""
+    return [
+        record.getMessage() for record in caplog.records if record.name == connector_plugin.__name__
+    ]
 
 
 def check_memory(seen: dict[str, Any], page_kb: int) -> None:
@@ -164,10 +199,10 @@ def test_wrong_settings_are_one_line(
     """register() never raises into SGLang: it logs what is wrong and hooks nothing."""
     monkeypatch.setenv("HICACHE_NIXL_HOST_POOL_ALLOCATOR", "perhaps")
     connector_plugin.register()
-    (record,) = caplog.records
-    assert record.getMessage().startswith("SGLang's host pools keep SGLang's own memory: ")
-    assert "HICACHE_NIXL_HOST_POOL_ALLOCATOR" in record.getMessage()
-    assert "\n" not in record.getMessage()
+    (said,) = said_by_plugin(caplog)
+    assert said.startswith("SGLang's host pools keep SGLang's own memory: ")
+    assert "HICACHE_NIXL_HOST_POOL_ALLOCATOR" in said
+    assert "\n" not in said
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float8_e4m3fn, torch.int64])
@@ -255,3 +290,89 @@ def test_required_is_one_error() -> None:
         seen = seen_by_sglang(ON | {"HICACHE_NIXL_HUGEPAGES": "required"})
     assert seen["error"].startswith("HostMemoryError: cannot map 64.0MiB on 32 hugepages of 2.0MiB")
     assert "run `sysctl -w vm.nr_hugepages=" in seen["error"]
+
+
+def limited(root: Path, limit: int, used: int) -> None:
+    """64 hugepages of which 40 are free, and a cgroup that may have `limit` of them."""
+    write_pool(root, 2 * MIB, nr=64, free=40)
+    write(
+        root,
+        {
+            "proc/self/cgroup": "0::/pod",
+            "proc/self/mountinfo": V2_MOUNT.format(root="/"),
+            "sys/fs/cgroup/pod/hugetlb.2MB.max": limit,
+            "sys/fs/cgroup/pod/hugetlb.2MB.current": used,
+        },
+    )
+
+
+@pytest.mark.parametrize(
+    ("limit", "used", "fixed", "free"),
+    [
+        (32 * MIB, 20 * MIB, 32 * MIB, 12 * MIB),
+        (100 * MIB, 0, 100 * MIB, 80 * MIB),
+        (1 << 40, 0, 128 * MIB, 80 * MIB),
+    ],
+    ids=["limit", "others", "kernel"],
+)
+def test_hugepages_count_as_host_memory(
+    tmp_path: Path, limit: int, used: int, fixed: int, free: int
+) -> None:
+    """A fixed size is checked against all that the ranks may map, and a size is chosen by what is
+    free; SGLang's reserve is not taken from hugepages."""
+    limited(tmp_path, limit, used)
+    for word, ordinary in (("required", RESERVE + (1 << 40)), ("prefer", RESERVE)):
+        settings = Settings(hugepages=word)
+        for fixed_size, expected in ((True, fixed), (False, free)):
+            answer = available_bytes(
+                lambda ordinary=ordinary: ordinary, settings, fixed_size=fixed_size, root=tmp_path
+            )
+            assert answer == RESERVE + expected, word
+
+
+def test_ordinary_memory_counts_where_it_is_taken(tmp_path: Path) -> None:
+    """Under `prefer` a pool may lie in ordinary memory instead, and under `required` it may not."""
+    write_pool(tmp_path, 2 * MIB, nr=0, free=0)
+    answers = {
+        word: available_bytes(
+            lambda: RESERVE + 5, Settings(hugepages=word), fixed_size=True, root=tmp_path
+        )
+        for word in ("prefer", "required")
+    }
+    assert answers == {"prefer": RESERVE + 5, "required": RESERVE}
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("word", ["prefer", "required"])
+def test_a_pool_that_fits_hugepages_alone(word: str) -> None:
+    """SGLang builds a host pool that its hugepages have room for where no ordinary memory is
+    left."""
+    with hugepages.raised(40):
+        changes = ON | SGLANG_HUGEPAGES | {"HICACHE_NIXL_HUGEPAGES": word}
+        seen = seen_by_sglang(changes, child=BUDGET_CHILD)
+    assert seen["pool_bytes"] == 64 * MIB
+    assert seen["chosen"] >= 80 * MIB
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("changes", [{}, ON], ids=["off", "ordinary pages"])
+def test_ordinary_memory_is_checked_by_sglang(changes: dict[str, str]) -> None:
+    """Without hugepages SGLang's own check stands."""
+    seen = seen_by_sglang(changes, child=BUDGET_CHILD)
+    assert seen["chosen"] < 0
+    assert seen["error"].startswith("Not enough host memory available")
+
+
+def test_a_version_without_the_function(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What this version of SGLang does not have is named in one line, and left alone."""
+    monkeypatch.setattr(connector_plugin, "ALLOCATION", "sglang.no_such_module.alloc")
+    monkeypatch.setattr(connector_plugin, "AVAILABLE", "sglang.srt.no_such.module.available")
+    monkeypatch.setenv("HICACHE_NIXL_HOST_POOL_ALLOCATOR", "1")
+    monkeypatch.setenv("HICACHE_NIXL_HUGEPAGES", "prefer")
+    connector_plugin.register()
+    assert said_by_plugin(caplog) == [
+        f"this version of SGLang has no {target}: it stays as it is"
+        for target in ("sglang.no_such_module.alloc", "sglang.srt.no_such.module.available")
+    ]

@@ -1,35 +1,45 @@
 """The plug-in that gives SGLang's own host pools this library's memory.
 
-Owns one hook, on the function all of SGLang's anonymous host memory comes from. SGLang finds
-`register` by the entry point `sglang.srt.plugins` in each of its processes. Unless the setting
-`host_pool_allocator` is on it does nothing.
+Owns two hooks. SGLang finds `register` by the entry point `sglang.srt.plugins` in each of its
+processes. Unless the setting `host_pool_allocator` is on it does nothing.
 
-SGLang maps hugepages with MAP_POPULATE, which does not report a shortage: under a hugetlb limit
-that is too small, the first touch ends the engine with SIGBUS. With the hook it is a warning and
-ordinary pages, or one error where `hugepages` is `required`.
+The function all of SGLang's anonymous host memory comes from: SGLang maps hugepages with
+MAP_POPULATE, which does not report a shortage. Under a hugetlb limit that is too small, the first
+touch ends the engine with SIGBUS. With the hook it is a warning and ordinary pages, or one error
+where `hugepages` is `required`.
+
+The function that says how much host memory there is: SGLang counts ordinary memory alone, and
+hugepages are no part of it. A server whose host KV fits into its hugepages, and not into the
+ordinary memory beside them once more, would be refused.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import math
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hicache_nixl.errors import SettingsError
 from hicache_nixl.settings import Settings, load_host_pool_settings
+from hicache_nixl.units import format_size
 
 if TYPE_CHECKING:
     import torch
 
 _logger = logging.getLogger(__name__)
 
-# The function and not the allocator class that calls it: its module is small, while that of the
-# class would bring the model layers into processes that have no use for them.
-TARGET = "sglang.srt.mem_cache.storage.mmap.mmap_allocator.alloc_mmap"
+# Functions whose modules are small; those of the classes that call them would bring the model
+# layers into processes that have no use for them.
+ALLOCATION = "sglang.srt.mem_cache.storage.mmap.mmap_allocator.alloc_mmap"
+AVAILABLE = "sglang.srt.mem_cache.host_memory.available_host_memory_bytes"
+_ROOT = Path("/")
 
 
 def register() -> None:
-    """Hook SGLang's allocation function if the settings say so.
+    """Hook SGLang's functions for host memory if the settings say so.
 
     Wrong settings are logged in one line and leave SGLang as it is; the connector raises them.
     """
@@ -45,7 +55,64 @@ def register() -> None:
     def alloc_mmap(dims: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return allocate_tensor(dims, dtype, settings)
 
-    HookRegistry.register(TARGET, alloc_mmap, HookType.REPLACE)
+    def available(ordinary: Callable[..., int], *, allow_cgroup_fallback: bool = False) -> int:
+        # SGLang passes False where it chooses the size, and True where it checks one.
+        def count() -> int:
+            return ordinary(allow_cgroup_fallback=allow_cgroup_fallback)
+
+        return available_bytes(count, settings, fixed_size=allow_cgroup_fallback)
+
+    hooks: dict[str, tuple[Callable[..., object], HookType]]
+    hooks = {ALLOCATION: (alloc_mmap, HookType.REPLACE)}
+    if settings.hugepages != "off":
+        hooks[AVAILABLE] = (available, HookType.AROUND)
+    for target, (hook, kind) in hooks.items():
+        if _is_there(target):
+            HookRegistry.register(target, hook, kind)
+        else:
+            _logger.warning("this version of SGLang has no %s: it stays as it is", target)
+
+
+def available_bytes(
+    ordinary: Callable[[], int], settings: Settings, *, fixed_size: bool, root: Path = _ROOT
+) -> int:
+    """The bytes that SGLang's host pools can have, before SGLang takes its reserve off.
+
+    The reserve is for ordinary memory, so it is added to hugepages. A pool of `fixed_size` is
+    checked while other ranks may have mapped theirs already, and SGLang divides the answer by the
+    ranks: what all of them may map counts then, and the allocation has the last word. Where SGLang
+    chooses the size, no rank has mapped anything, and what is free counts.
+
+    Args:
+        ordinary: SGLang's own answer in bytes, of ordinary memory.
+        root: the directory that holds `proc` and `sys`.
+    """
+    from sglang.srt.mem_cache.pool_host import base
+
+    from hicache_nixl import memory, memory_limits
+
+    size = settings.hugepage_size or memory.DEFAULT_HUGEPAGE_SIZE
+    pool = memory_limits.hugepage_pools(root).get(size)
+    pages = 0
+    if pool is not None:
+        pages = pool.allowed_bytes if fixed_size else pool.free_bytes
+    _logger.info(
+        "SGLang's host pools may have %s in hugepages of %s, hugepages=%s",
+        format_size(pages, digits=1),
+        format_size(size),
+        settings.hugepages,
+    )
+    answer = int(base.HICACHE_HOST_MEMORY_RESERVE_BYTES) + pages
+    # A pool lies in hugepages as a whole or not at all, so the two do not add up.
+    return answer if settings.hugepages == "required" else max(answer, ordinary())
+
+
+def _is_there(target: str) -> bool:
+    """Whether this version of SGLang has the module of a hook's target."""
+    try:
+        return importlib.util.find_spec(target.rpartition(".")[0]) is not None
+    except ModuleNotFoundError:  # nor a package above it
+        return False
 
 
 def allocate_tensor(dims: tuple[int, ...], dtype: torch.dtype, settings: Settings) -> torch.Tensor:

@@ -48,6 +48,19 @@ class HugepagePool:
     directory: Path
     limit: Limit | None
 
+    @property
+    def free_bytes(self) -> int:
+        """Bytes that this process can still map."""
+        free = self.free * self.page_size
+        return free if self.limit is None else min(free, self.limit.headroom)
+
+    @property
+    def allowed_bytes(self) -> int:
+        """Bytes that this process could map with the others of its cgroup, whatever they have
+        mapped already; where there is no limit, of the whole pool."""
+        pages = max(self.total, self.free) * self.page_size
+        return pages if self.limit is None else min(pages, self.limit.limit)
+
 
 def hugepage_pools(root: Path = _ROOT) -> dict[int, HugepagePool]:
     """The hugepage pools of this kernel by page size in bytes, smallest first."""

@@ -121,7 +121,8 @@ class Settings(BaseModel):
     )
     host_pool_allocator: Annotated[bool, _by("host_pool_allocator")] = Field(
         default=False,
-        description="Let SGLang's host pools use this package's allocator. Read before SGLang "
+        description="Let SGLang's host pools use this package's allocator, and let SGLang count "
+        "hugepages as host memory. Read before SGLang "
         f"parses its flags: set {PREFIX}HOST_POOL_ALLOCATOR=1 or write it to the settings file.",
     )
     model_revision: Annotated[str | None, _by("model_revision")] = Field(
