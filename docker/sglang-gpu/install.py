@@ -1,9 +1,11 @@
 """Install the wheel into SGLang's image: `install.py DIRECTORY`, which has a wheel and pins.txt.
 
 What the image has is left as it is, whatever its version; what it lacks is installed as pinned.
-Fails if the image then does not have what the wheel needs.
+Fails if the image then does not have what the wheel needs. `install.py DIRECTORY TO` installs
+nothing and puts the same wheels into the directory TO, for a pod that finds them by PYTHONPATH.
 """
 
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -24,10 +26,31 @@ def installed(name: str) -> str | None:
         return None
 
 
-def install(*what: str) -> None:
-    """Install exactly these."""
-    pip = [sys.executable, "-m", "pip", "install", "--no-cache-dir", "--no-deps", "--no-compile"]
-    subprocess.run([*pip, "--disable-pip-version-check", *what], check=True)
+def pip(command: str, *options: str) -> None:
+    """Call pip for exactly what is named."""
+    call = [sys.executable, "-m", "pip", command, "--disable-pip-version-check", "--no-deps"]
+    subprocess.run([*call, *options], check=True)
+
+
+def install(wheels: list[Path], missing: list[str]) -> None:
+    """Install the wheels, and what is missing from the package index."""
+    options = ("--no-cache-dir", "--no-compile")
+    if missing:
+        pip("install", *options, *missing)
+    if any(pin.startswith("botocore==") for pin in missing):
+        packages = sysconfig.get_path("purelib")
+        subprocess.run([sys.executable, PRUNE, packages, "botocore"], check=True)
+    pip("install", *options, "--no-index", *map(str, wheels))
+
+
+def collect(wheels: list[Path], missing: list[str], to: Path) -> None:
+    """Put the same into a directory, from which they are then seen as if they were installed."""
+    to.mkdir(parents=True, exist_ok=True)
+    if missing:
+        pip("download", "--only-binary=:all:", f"--dest={to}", *missing)
+    for wheel in wheels:
+        shutil.copy(wheel, to)
+    sys.path[:0] = map(str, to.glob("*.whl"))
 
 
 def unmet() -> list[str]:
@@ -43,8 +66,9 @@ def unmet() -> list[str]:
     return lines
 
 
-def main(directory: Path) -> int:
+def main(directory: Path, to: Path | None = None) -> int:
     """Returns the exit status."""
+    wheels = list(directory.glob("*.whl"))
     pins = (directory / "pins.txt").read_text().split()
     # SGLang's image has NIXL's implementation under the name of its CUDA version.
     nixl = installed("nixl") or installed("nixl-cu12") or installed("nixl-cu13")
@@ -53,12 +77,10 @@ def main(directory: Path) -> int:
         for pin in pins
         if installed(pin.split("==")[0]) is None and not (nixl and pin.startswith("nixl"))
     ]
-    if missing:
-        install(*missing)
-    if any(pin.startswith("botocore==") for pin in missing):
-        packages = sysconfig.get_path("purelib")
-        subprocess.run([sys.executable, PRUNE, packages, "botocore"], check=True)
-    install("--no-index", *map(str, directory.glob("*.whl")))
+    if to is None:
+        install(wheels, missing)
+    else:
+        collect(wheels, missing, to)
     problems = unmet()
     sys.stdout.write("".join(f"{line}\n" for line in problems))
     sys.stdout.write(f"added to the image: hicache-nixl {' '.join(missing)}\n")
@@ -66,4 +88,4 @@ def main(directory: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(*map(Path, sys.argv[1:])))

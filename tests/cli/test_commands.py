@@ -2,6 +2,8 @@
 
 import json
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,6 +30,15 @@ def test_version_and_no_arguments() -> None:
     """--version prints the version, no arguments print the help."""
     assert __version__ in run("--version").output
     assert "launch-args" in CliRunner().invoke(app, []).output
+
+
+def test_the_command_is_a_module() -> None:
+    """Where it is not on the PATH, Python finds it by the library's name, with its exit status."""
+    for arguments, status in ((["--version"], 0), (["no-such-command"], 2)):
+        command = [sys.executable, "-m", "hicache_nixl", *arguments]
+        ran = subprocess.run(command, capture_output=True, text=True)
+        assert ran.returncode == status, ran.stderr
+        assert ran.stdout == (f"hicache-nixl {__version__}\n" if status == 0 else "")
 
 
 def test_ls_names_models_and_pages(store: str) -> None:

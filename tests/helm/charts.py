@@ -158,6 +158,17 @@ def environment(container: Manifest) -> dict[str, Any]:
     }
 
 
+class UniqueKeys(yaml.SafeLoader):
+    """YAML in which a key that stands twice in one mapping is an error, as for Kubernetes."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """ValueError if there is one."""
+        keys = [key.value for key, _ in node.value]
+        if len(keys) != len(set(keys)):
+            raise ValueError(f"{keys} has a key twice{node.start_mark}")
+        return super().construct_mapping(node, deep)
+
+
 def render(scenario: str | None = None, values: Mapping[str, Any] | None = None) -> Manifests:
     """The manifests of a scenario with values over it; AssertionError if there are none."""
     return _render(scenario, json.dumps(values or {}))
@@ -165,6 +176,11 @@ def render(scenario: str | None = None, values: Mapping[str, Any] | None = None)
 
 @cache
 def _render(scenario: str | None, values: str) -> Manifests:
-    ran = template(scenario, json.loads(values))
+    return manifests(template(scenario, json.loads(values)))
+
+
+def manifests(ran: Ran) -> Manifests:
+    """Those that ``helm template`` gave; AssertionError if it gave none."""
     assert ran.status == 0, ran.errors
-    return Manifests(tuple(found for found in yaml.safe_load_all(ran.output) if found))
+    every = yaml.load_all(ran.output, Loader=UniqueKeys)
+    return Manifests(tuple(found for found in every if found))

@@ -3,6 +3,7 @@
 import copy
 import os
 import secrets
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -20,7 +21,7 @@ from containers.runs import Run
 from containers.test_runs import first_process, wait_until_nothing_is_left
 from s3_access import ADMIN
 
-from .charts import Manifest, Manifests, named, render
+from .charts import PROJECT, Manifest, Manifests, named, render
 from .pods import PlayedPod
 
 CHILD = """
@@ -48,6 +49,14 @@ MEMORY = 256
 """MiB of hugepages that the CPU values give a server, of which its staging is a quarter."""
 SCENARIOS = {"slab": "cpu", "s3": "cpu-s3"}
 SIZE_MIB = hugepages.SIZE // hugepages.MIB
+BARE = "hicache-nixl/bare:tested"
+BARE_FILE = """FROM python:3.11-slim-bookworm
+RUN --mount=type=cache,target=/root/.cache/pip \\
+    --mount=type=bind,source=requirements.lock,target=/requirements.lock \\
+    pip install --disable-pip-version-check --root-user-action=ignore --no-deps \\
+        $(grep -E '^(nixl.*|numpy|packaging|pydantic.*|typing.*)==' /requirements.lock)
+"""
+"""An image that has, of what the library needs, what SGLang's own surely has."""
 
 Have = Callable[[str], str]
 
@@ -129,7 +138,9 @@ def node(podman: Podman, podman_network: str, have: Have) -> Iterator[Node]:
 
 
 @pytest.mark.parametrize(
-    "values", [{}, {"perNuma": True}, {"mode": "node"}], ids=["pod", "numa", "node"]
+    "values",
+    [{}, {"perNuma": True}, {"mode": "node", "node.nodeSelector": {"pool": "gpu"}}],
+    ids=["pod", "numa", "node"],
 )
 def test_raises_the_hugepages_of_the_node(node: Node, values: dict[str, Any]) -> None:
     """The privileged container raises the kernel's number, and the pod starts."""
@@ -277,6 +288,58 @@ def test_helm_test_passes_in_hugepages(slab: Place) -> None:
             status = test.started().wait_ended("prompt-twice", TEST_TIMEOUT)
             log = test.log("prompt-twice")
     assert (status, log.splitlines()[-1].partition(":")[0]) == (0, "PASS"), log
+
+
+@pytest.fixture
+def bare(run: Run, podman: Podman) -> str:
+    """The bare image, in Docker and podman under the same name."""
+
+    def build() -> str:
+        ran = subprocess.run(
+            ["docker", "build", "--quiet", "--tag", BARE, "--file", "-", str(PROJECT)],
+            env={**os.environ, "DOCKER_BUILDKIT": "1"},
+            input=BARE_FILE,
+            capture_output=True,
+            text=True,
+        )
+        assert ran.returncode == 0, ran.stderr
+        return podman.share(ran.stdout.strip(), BARE)
+
+    name: str = run.once("podman-bare", build)
+    return name
+
+
+def test_the_library_comes_from_a_volume_with_wheels(
+    bare: str, podman: Podman, podman_network: str, tmp_path: Path
+) -> None:
+    """Beside an image without the library, what `ci/wheels.sh` made for it is installed and found,
+    and hides nothing of the image."""
+    disk, wheels = tmp_path / "disk", tmp_path / "wheels"
+    disk.mkdir(mode=0o700)
+    os.chown(disk, USER, USER)
+    made = subprocess.run(
+        [PROJECT / "ci" / "wheels.sh", bare, wheels], capture_output=True, text=True
+    )
+    assert made.returncode == 0, made.stderr
+    name = unique("wheel")
+    repository, _, tag = bare.partition(":")
+    values = {
+        "fullnameOverride": name,
+        "image": {"repository": repository, "tag": tag},
+        "server.gpus": 0,
+        "connector.wheel.volume": {"hostPath": {"path": str(wheels), "type": "Directory"}},
+        "connector.settings.capacity": "64MiB",
+        "store.slab": {"volume": "hostPath", "hostPaths": [str(disk)]},
+    }
+    manifests = render("wheel", values)
+    with played(podman, podman_network, manifests, _sleeping(manifests), name) as pod:
+        pod.started()
+        look = "import hicache_nixl as a, xxhash as b, numpy as c, pydantic as d, nixl_cu12 as e\n"
+        look += "print(*(each.__file__.split('/')[2] for each in (a, b, c, d, e)))"
+        found = pod.call("server", "python3", "-c", look)
+        assert found.split() == ["hicache-nixl"] * 2 + ["local"] * 3
+        probed = pod.call("server", "python3", "-m", "hicache_nixl", "probe")
+    assert "disk-0/store" in probed
 
 
 @pytest.mark.usefixtures("podman")

@@ -11,6 +11,8 @@ import yaml
 from .charts import CHART, PROJECT, named, render
 
 SCRIPT = CHART / "files" / "raise-hugepages.sh"
+NEEDED = {"hicache.size": 5, "server.nodeSelector": {"pool": "gpu"}}
+"""What the chart asks for where there are hugepages."""
 KIB = {"2MB": 2048, "1GB": 1048576}
 
 
@@ -236,7 +238,7 @@ def test_compose_runs_the_same_script() -> None:
 def test_the_chart_calls_it(mode: str, values: dict[str, object], arguments: list[str]) -> None:
     """The privileged container gets the script and what to do."""
     given = {f"hugepages.{key}": value for key, value in {"mode": mode, **values}.items()}
-    manifests = render(None, given)
+    manifests = render(None, NEEDED | given)
     if mode == "pod":
         spec = manifests.server
     else:
@@ -260,7 +262,8 @@ def test_the_chart_calls_it(mode: str, values: dict[str, object], arguments: lis
 )
 def test_it_sees_the_files_of_the_node(mode: str, per_numa: bool, paths: set[str]) -> None:
     """It is given the node's own files in /sys, and nothing else of the node."""
-    manifests = render(None, {"hugepages.mode": mode, "hugepages.perNuma": per_numa})
+    given = {**NEEDED, "hugepages.mode": mode, "hugepages.perNuma": per_numa}
+    manifests = render(None, given)
     spec = manifests.server
     if mode == "node":
         spec = manifests.one("DaemonSet", "-hugepages")["spec"]["template"]["spec"]
@@ -281,7 +284,7 @@ def test_it_sees_the_files_of_the_node(mode: str, per_numa: bool, paths: set[str
 @pytest.mark.parametrize("mode", ["off", "preallocated"])
 def test_nothing_is_privileged_without_need(mode: str) -> None:
     """Where nothing is raised there is neither the container nor its script."""
-    manifests = render(None, {"hugepages.mode": mode})
+    manifests = render(None, {**NEEDED, "hugepages.mode": mode})
     assert "initContainers" not in manifests.server
     assert not manifests.of("DaemonSet")
     assert not manifests.of("ConfigMap", "-scripts")

@@ -6,9 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import yaml
 
 from .charts import (
+    PROJECT,
     SCENARIOS,
+    Manifest,
     Manifests,
     containers,
     environment,
@@ -150,6 +153,23 @@ def test_volumes_and_mounts_match(manifests: Manifests) -> None:
         assert used == there, name
 
 
+def test_no_mount_is_in_a_directory_of_the_image(manifests: Manifests) -> None:
+    """No volume of a store is below /var/lib/hicache, which the images keep for their own user."""
+    paths = [mount["mountPath"] for mount in manifests.container["volumeMounts"]]
+    assert not [path for path in paths if path.startswith("/var/lib/")]
+    for url in manifests.settings["store"]:
+        kind, _, path = url.partition("://")
+        assert kind == "s3" or any(path.startswith(f"{mount}/") for mount in paths)
+
+
+def test_containers_say_what_they_take(manifests: Manifests) -> None:
+    """Each container requests CPU and memory, without which a quota refuses its pod."""
+    for name, spec in manifests.pods:
+        for container in containers(spec):
+            if container["name"] not in ("wait", "proxy"):  # the user's own
+                assert {"cpu", "memory"} <= container["resources"]["requests"].keys(), name
+
+
 def test_shared_memory(manifests: Manifests) -> None:
     """/dev/shm is memory with a limit."""
     volume = named(manifests.server["volumes"], "shm")["emptyDir"]
@@ -179,10 +199,12 @@ def test_selectors_match(manifests: Manifests) -> None:
 
 
 def test_a_secret_is_in_secrets_alone() -> None:
-    """A key given inline is in the Secret and in no other manifest."""
-    manifests = render("minio")
-    holding = [found["kind"] for found in manifests.every if CREDENTIAL in json.dumps(found)]
-    assert holding == ["Secret"]
+    """A key given inline changes the Secret and no other manifest, not even by a digest."""
+    manifests = render("minio").every
+    others = render("minio", {"store.s3.secretKey": "another-for-trials"}).every
+    changing = [one["kind"] for one, other in zip(manifests, others, strict=True) if one != other]
+    holding = [found["kind"] for found in manifests if CREDENTIAL in json.dumps(found)]
+    assert changing == holding == ["Secret"]
 
 
 @pytest.mark.parametrize(
@@ -210,14 +232,17 @@ def changed(first: Manifests, second: Manifests) -> bool:
     ("values", "replaced"),
     [
         ({"connector.settings.deadline": "20s"}, True),
-        ({"store.s3.secretKey": "another-for-trials"}, True),
+        ({"server.podAnnotations": {"example.com/note": "another"}}, True),
+        # It is in a file, which the library reads again.
+        ({"store.s3.secretKey": "another-for-trials"}, False),
         ({"service.port": 8000}, False),
         ({"metrics.dashboard.enabled": True}, False),
     ],
     ids=str,
 )
 def test_pods_are_replaced_for_what_they_read(values: dict[str, Any], replaced: bool) -> None:
-    """A change of settings or of an inline key replaces the pods, one of other things does not."""
+    """A change of settings replaces the pods, one of what is read again or of nothing in them does
+    not."""
     assert changed(render("minio"), render("minio", values)) == replaced
 
 
@@ -232,6 +257,74 @@ def test_stateful_volumes() -> None:
     headless = manifests.one("Service", "-pods")
     assert spec["serviceName"] == headless["metadata"]["name"]
     assert headless["spec"]["clusterIP"] == "None"
+
+
+def claims(manifests: Manifests) -> list[Manifest]:
+    """Templates of claims, those of a StatefulSet and those in a pod."""
+    inside = [
+        volume["ephemeral"]["volumeClaimTemplate"]
+        for volume in manifests.server["volumes"]
+        if "ephemeral" in volume
+    ]
+    return [*manifests.workload["spec"].get("volumeClaimTemplates", ()), *inside]
+
+
+@pytest.mark.parametrize("scenario", ["everything", "hugepages-node", "minio", "slab-claims"])
+def test_common_labels(scenario: str) -> None:
+    """They are on every object, pod and claim but those of a StatefulSet, and on no selector."""
+    label = {"team": "serving"}
+    manifests = render(scenario, {"commonLabels": label})
+    for found in manifests.every:
+        metadata = [found["metadata"]]
+        if found["kind"] in ("Deployment", "StatefulSet", "DaemonSet"):
+            metadata.append(found["spec"]["template"]["metadata"])
+            assert not label.items() <= found["spec"]["selector"]["matchLabels"].items()
+        for place in metadata if not found["metadata"]["name"].endswith("-more") else ():
+            assert label.items() <= place["labels"].items(), found["metadata"]["name"]
+    stateful = manifests.workload["kind"] == "StatefulSet"
+    for claim in claims(manifests):
+        assert claim["metadata"]["labels"]["app.kubernetes.io/instance"] == "trial"
+        assert ("team" in claim["metadata"]["labels"]) != stateful
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "found"),
+    [
+        ({"server.podLabels": {"team": "own"}}, "pod", "own"),
+        ({"metrics.serviceMonitor": {"enabled": True, "labels": {"team": "own"}}}, "", "own"),
+        ({"metrics.podMonitor": {"enabled": True, "labels": {"team": "own"}}}, "", "own"),
+        ({"metrics.alerts": {"enabled": True, "labels": {"team": "own"}}}, "", "own"),
+    ],
+    ids=str,
+)
+def test_an_own_label_wins(values: dict[str, Any], kind: str, found: str) -> None:
+    """A label of one object wins over commonLabels, and stands once."""
+    manifests = render(None, {"commonLabels": {"team": "common"}, **values})
+    if kind == "pod":
+        labels = [manifests.workload["spec"]["template"]["metadata"]["labels"]]
+    else:
+        custom = ("ServiceMonitor", "PodMonitor", "PrometheusRule")
+        labels = [one["metadata"]["labels"] for one in manifests.every if one["kind"] in custom]
+    assert [one["team"] for one in labels] == [found]
+
+
+def test_own_annotations() -> None:
+    """Those of the user stand beside the chart's own."""
+    annotations = {"example.com/note": "a note"}
+    manifests = render(None, {"server.podAnnotations": annotations})
+    found = manifests.workload["spec"]["template"]["metadata"]["annotations"]
+    assert found.keys() == {"example.com/note", "checksum/config"}
+
+
+@pytest.mark.parametrize("own", [None, {"matchLabels": {"tier": "model"}}])
+def test_spread(own: dict[str, Any] | None) -> None:
+    """An own labelSelector is kept as it is; without one it is that of the server's pods."""
+    rule = {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}
+    given = rule if own is None else {**rule, "labelSelector": own}
+    manifests = render(None, {"server.topologySpreadConstraints": [given]})
+    (found,) = manifests.server["topologySpreadConstraints"]
+    selector = manifests.workload["spec"]["selector"]
+    assert found == {**rule, "labelSelector": selector if own is None else own}
 
 
 def test_optional_objects_are_off_by_default() -> None:
@@ -280,6 +373,27 @@ def test_egress() -> None:
     assert ports == [53, 53, 8443, 443]
 
 
+def test_only_the_server_reaches_minio() -> None:
+    """MinIO lets the server's pods in and nobody else."""
+    manifests = render("minio")
+    spec = manifests.one("NetworkPolicy", "-minio")["spec"]
+    minio = manifests.one("Deployment", "-minio")["spec"]
+    assert spec["podSelector"] == minio["selector"]
+    assert spec["policyTypes"] == ["Ingress"]
+    (rule,) = spec["ingress"]
+    assert rule["from"] == [{"podSelector": manifests.workload["spec"]["selector"]}]
+    (port,) = minio["template"]["spec"]["containers"][0]["ports"]
+    assert rule["ports"] == [{"port": port["name"]}]
+
+
+def test_minio_is_the_image_of_compose() -> None:
+    """MinIO is one image, here and in compose.yaml."""
+    compose = PROJECT / "docker" / "compose" / "minio.yaml"
+    image = yaml.safe_load(compose.read_text())["services"]["objectstore"]["image"]
+    minio = render("minio").one("Deployment", "-minio")["spec"]["template"]["spec"]
+    assert image == f"${{MINIO_IMAGE:-{minio['containers'][0]['image']}}}"
+
+
 def test_the_helm_test_may_reach_the_server() -> None:
     """Where few may reach the server, the pod of helm test is one of them."""
     manifests = render("s3")
@@ -307,10 +421,10 @@ def test_a_bare_off_is_off() -> None:
     assert template(None, {"hugepages.mode": False}).output == template().output
 
 
-def test_own_flags_win() -> None:
+def test_own_flags() -> None:
     """What the user adds to the command line stands after what the chart sets."""
-    arguments = render(None, {"server.extraArgs": ["--page-size", "32"]}).container["args"]
-    assert arguments[-2:] == ["--page-size", "32"]
+    arguments = render(None, {"server.extraArgs": ["--log-level", "debug"]}).container["args"]
+    assert arguments[-2:] == ["--log-level", "debug"]
 
 
 def test_command() -> None:

@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,6 +59,17 @@ def test_alerts_read_metrics_of_sglang() -> None:
     check(alerts())
 
 
+@pytest.mark.helm
+def test_a_store_without_a_series_raises_the_alert() -> None:
+    """SGLang has no series of stored tokens before the first one, and the alert needs none: what is
+    stored only takes pods away."""
+    (expression,) = [found for found in alerts() if "backuped" in found]
+    assert re.sub(r"\{.*?\}", "", expression) == (
+        "sum by (pod) (rate(sglang:prompt_tokens_total[30m])) > 100"
+        " unless sum by (pod) (rate(sglang:backuped_tokens_total[30m])) > 0"
+    )
+
+
 @pytest.mark.parametrize("label", ["cache_source", "reason"])
 def test_labels(label: str) -> None:
     """A label that panels group by is one of SGLang's."""
@@ -88,31 +100,41 @@ def test_the_dashboard_is_rendered() -> None:
     assert found["metadata"]["labels"]["grafana_dashboard"] == "1"
 
 
+def commands(text: str) -> list[str]:
+    """Those in notes."""
+    found = re.findall(
+        r"^(?:  |If it stays Pending: )((?:kubectl|helm|curl) .*)", text, re.MULTILINE
+    )
+    return [command.removesuffix(" &") for command in found]
+
+
 @pytest.mark.helm
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_notes(scenario: str) -> None:
-    """The notes say what was installed, and three commands to check it, without a secret."""
+    """The notes say what was installed, with commands to check it and to ask it, and no secret."""
     text = notes(scenario)
-    commands = [line.strip() for line in text.splitlines() if line.startswith("  kubectl ")]
-    commands += [line.strip() for line in text.splitlines() if line.startswith("  helm ")]
-    assert len(commands) == 3
-    assert (
-        f"KV cache in storage: {render(scenario).settings['store'][0].partition('://')[0]}" in text
-    )
+    verbs = [command.split()[3] for command in commands(text) if "--namespace" in command]
+    assert verbs[:2] == ["rollout", "logs"]
+    assert commands(text)[-1].startswith("curl ")
+    store = render(scenario).settings["store"][0].partition("://")[0]
+    assert f"KV cache in storage: {store}" in text
     assert "only-for-trials" not in text
 
 
+NODES_ALONE = {"server.replicas": 0, "hicache.size": 0}
+
+
 @pytest.mark.helm
-@pytest.mark.parametrize("scenario", ["slab-claims", "hugepages-node"])
-def test_commands_of_the_notes_are_understood(scenario: str) -> None:
+@pytest.mark.parametrize(
+    ("scenario", "values"),
+    [("slab-claims", {}), ("hugepages-node", {}), ("hugepages-node", NODES_ALONE)],
+    ids=str,
+)
+def test_commands_of_the_notes_are_understood(scenario: str, values: dict[str, Any]) -> None:
     """kubectl and helm understand each command of the notes, and then find no cluster."""
-    lines = [
-        line.partition(": ")[2] if "Pending" in line else line.strip()
-        for line in notes(scenario).splitlines()
-    ]
-    commands = [line for line in lines if line.startswith(("kubectl ", "helm "))]
-    assert len(commands) >= 3
-    for command in commands:
+    given = [found for found in commands(notes(scenario, values)) if not found.startswith("curl ")]
+    assert len(given) >= 3
+    for command in given:
         tool, *arguments = shlex.split(command)
         ran = subprocess.run(
             [str(TOOLS / tool), *arguments],
@@ -130,18 +152,76 @@ def test_commands_of_the_notes_are_understood(scenario: str) -> None:
         assert re.search("refused|unreachable", ran.stderr), f"{command}: {ran.stderr}"
 
 
+FROM = {"networkPolicy.from": [{"podSelector": {}}]}
+HERE = {"image.repository": "registry.example.com/sglang"}
+HERE_TOO = {"toolsImage.repository": "localhost:5000/hicache-nixl/connector"}
+LOCAL = "no registry is named"
+NETWORK_DISK = "Its StorageClass is the cluster's default"
+HOST_KV = "Host KV is 2 times the KV of each GPU, which the pod's memory must hold"
+
+
 @pytest.mark.helm
 @pytest.mark.parametrize(
-    ("scenario", "line"),
+    ("scenario", "values", "line"),
     [
-        ("minio", "FOR DEVELOPMENT ONLY"),
-        ("minio", "prefer store.s3.existingSecret"),
-        ("slab-ephemeral", "It goes with its pod"),
-        ("hugepages-node", "restarts the kubelet where it did"),
-        ("hugepages-pod", "on a node that reports enough already"),
-        ("slab-hostpath", "hugepagesz=1G hugepages=460"),
+        ("minio", {}, "FOR DEVELOPMENT ONLY"),
+        ("minio", {}, "prefer store.s3.existingSecret"),
+        ("slab-ephemeral", {}, "It goes with its pod"),
+        ("hugepages-node", {}, "raises them and restarts the kubelet where it did"),
+        ("hugepages-pod", {}, "on a node that reports enough already"),
+        ("slab-hostpath", {}, "hugepagesz=1G hugepages=460"),
+        (None, {}, f"hicache-nixl/sglang-gpu, hicache-nixl/connector: {LOCAL}"),
+        (None, HERE, f"hicache-nixl/connector: {LOCAL}"),
+        (None, {}, NETWORK_DISK),
+        ("slab-claims", {"store.slab.storageClassName": ""}, NETWORK_DISK),
+        (None, {}, HOST_KV),
+        ("everything", FROM, "let in Prometheus, the ingress controller, the gateway, too"),
+        ("s3", {}, "networkPolicy.from must let in Prometheus, too"),
+        ("everything", {}, "curl https://llm.example.com/v1/models"),
+        ("s3", {}, "port-forward service/trial-hicache-nixl 30000:30000"),
+        ("s3", {"service.port": 80}, "port-forward service/trial-hicache-nixl 30000:80"),
     ],
 )
-def test_notes_warn(scenario: str, line: str) -> None:
-    """What may surprise is in the notes."""
-    assert line in notes(scenario)
+def test_notes_say(scenario: str | None, values: dict[str, Any], line: str) -> None:
+    """What may surprise is in the notes, and how to ask the server."""
+    assert line in notes(scenario, values)
+
+
+@pytest.mark.helm
+@pytest.mark.parametrize(
+    ("scenario", "values", "line"),
+    [
+        (None, {**HERE, **HERE_TOO}, LOCAL),
+        ("cpu", {}, LOCAL),
+        ("slab-claims", {}, NETWORK_DISK),
+        ("slab-hostpath", {}, NETWORK_DISK),
+        (None, {"hicache.size": 5}, HOST_KV),
+        ("cpu", {}, HOST_KV),
+        (None, FROM, "networkPolicy.from"),
+        ("everything", {}, "networkPolicy.from"),
+        ("everything", {**FROM, "networkPolicy.enabled": False}, "networkPolicy.from"),
+    ],
+)
+def test_notes_do_not_say(scenario: str | None, values: dict[str, Any], line: str) -> None:
+    """What does not apply is not in the notes."""
+    assert line not in notes(scenario, values)
+
+
+@pytest.mark.helm
+@pytest.mark.parametrize(
+    ("restart", "line"),
+    [
+        (True, "raises the hugepages of its nodes to 32768 of 2Mi and restarts the kubelet"),
+        (
+            False,
+            "; then restart the kubelet of the nodes where it did: systemctl restart k3s-agent",
+        ),
+    ],
+)
+def test_notes_of_nodes_alone(restart: bool, line: str) -> None:
+    """A release without a server says what its DaemonSet does, and nothing of a server."""
+    text = notes("hugepages-node", {**NODES_ALONE, "hugepages.node.restartKubelet": restart})
+    assert line in text
+    assert "rollout status daemonset/trial-hicache-nixl-hugepages" in text
+    assert not re.search("SGLang|deployment|helm test|curl|KV cache", text)
+    assert notes(None, {"server.replicas": 0}).endswith("No server runs, server.replicas is 0.\n")

@@ -57,7 +57,8 @@ def test_helpers() -> None:
 @pytest.mark.helm
 def test_the_kubelet_is_not_restarted_unless_asked() -> None:
     """Without a restart the DaemonSet does not see the node's processes."""
-    spec = render(None, {"hugepages.mode": "node"}).one("DaemonSet", "-hugepages")["spec"]
+    manifests = render("hugepages-node", {"hugepages.node.restartKubelet": False})
+    spec = manifests.one("DaemonSet", "-hugepages")["spec"]
     assert violations(spec["template"]["spec"]) == PRIVILEGED
 
 

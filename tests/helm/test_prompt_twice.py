@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -150,7 +151,12 @@ def test_the_pod_runs_it() -> None:
     manifests = render("cpu")
     pod = manifests.one("Pod", "-test")
     (container,) = pod["spec"]["containers"]
-    assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
+    # Helm 3 reads the log of a pod after it has deleted one that succeeded.
+    assert pod["metadata"]["annotations"] == {
+        "helm.sh/hook": "test",
+        "helm.sh/hook-delete-policy": "before-hook-creation",
+    }
+    assert "annotations" not in manifests.one("ConfigMap", "-test")["metadata"]
     assert manifests.one("ConfigMap", "-test")["data"] == {SCRIPT.name: SCRIPT.read_text()}
     assert container["command"] == ["python3", f"/scripts/{SCRIPT.name}"]
     service = manifests.one("Service")
@@ -164,6 +170,21 @@ def test_the_pod_runs_it() -> None:
         "PAGE_SIZE": "16",
         "KEY": {"secretKeyRef": {"name": "administrator", "key": "key"}},
     }
+
+
+@pytest.mark.helm
+def test_helm_waits_as_long_as_the_pod() -> None:
+    """The command in the notes lets the test wait twice, for the server and for pages."""
+    (seconds,) = re.findall(r"helm test .* --timeout (\d+)s", notes("cpu"))
+    environ = environment(render("cpu").one("Pod", "-test")["spec"]["containers"][0])
+    assert int(seconds) > 2 * int(environ["TIMEOUT"])
+
+
+@pytest.mark.helm
+def test_no_test_without_a_server() -> None:
+    """A release for the nodes alone has no test."""
+    assert not render("slab-ephemeral", {"server.replicas": 0}).of("Pod")
+    assert render("everything", {"server.replicas": 0}).of("Pod")
 
 
 @pytest.mark.helm

@@ -2,6 +2,8 @@
 
 import importlib.util
 import json
+import re
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import yaml
 from referencing import Registry
 from referencing.jsonschema import DRAFT7
 
-from .charts import CHART, SCENARIOS, helm, options, render, template
+from .charts import CHART, SCENARIOS, Manifest, helm, manifests, options, render, template
 
 pytestmark = pytest.mark.helm
 
@@ -45,6 +47,13 @@ def _definitions(version: str) -> Any:
     return json.loads((_schemas(version) / "_definitions.json").read_text(encoding="utf-8"))
 
 
+def check(manifests: Iterable[Manifest], version: str) -> None:
+    """ValidationError for the first that Kubernetes' strict schema refuses."""
+    for manifest in manifests:
+        if manifest["kind"] not in CUSTOM:
+            _validator(version, manifest["kind"], manifest["apiVersion"]).validate(manifest)
+
+
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_lint(scenario: str) -> None:
     """helm lint finds nothing to warn of."""
@@ -63,9 +72,7 @@ def test_defaults_render() -> None:
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_manifests_are_valid(scenario: str, version: str) -> None:
     """Kubernetes' strict schemas of each version accept every manifest."""
-    for manifest in render(scenario).every:
-        if manifest["kind"] not in CUSTOM:
-            _validator(version, manifest["kind"], manifest["apiVersion"]).validate(manifest)
+    check(render(scenario).every, version)
 
 
 def test_the_schemas_reject_something() -> None:
@@ -74,6 +81,84 @@ def test_the_schemas_reject_something() -> None:
     manifest["spec"]["template"]["spec"]["terminationGracePeriod"] = 3
     with pytest.raises(jsonschema.ValidationError, match="terminationGracePeriod"):
         _validator(VERSIONS[0], "Deployment", "apps/v1").validate(manifest)
+
+
+SCHEMA = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+ODD = ("123", "true", "a\nb: true")
+"""Strings that YAML reads as something else where they stand bare."""
+USED = {
+    "connector": "files",
+    "connector.settings.profile": "s3",
+    "hugepages": "hugepages-node",
+    "minio": "minio",
+    "model.cache.existingClaim": "files",
+    "model.cache.hostPath": "slab-hostpath",
+    "model.revision": "files",
+    "server.runtimeClassName": "slab-hostpath",
+    "store.files.existingClaim": "files",
+    "store.files": "files-hostpath",
+    "store.s3": "s3",
+    "store.s3.accessKey": "minio",
+    "store.s3.secretKey": "minio",
+    "store.s3.secretKeys.accessKey": "s3-keys",
+    "store.s3.secretKeys.secretKey": "s3-keys",
+    "store.slab.existingClaim": "slab-claim",
+    "store.slab.storageClassName": "slab-claims",
+}
+"""A scenario that renders these values; everything renders the others."""
+
+
+def strings(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
+    """The values that may be strings, with the odd ones that their schema takes."""
+    if "string" in schema.get("type", ()) and path:
+        for text in ODD:
+            if jsonschema.Draft7Validator(schema).is_valid(text):
+                yield path, text
+    for name, inner in schema.get("properties", {}).items():
+        yield from strings(inner, f"{path}.{name}".removeprefix("."))
+
+
+def texts(value: object) -> Iterator[str]:
+    """All strings in a manifest, keys among them."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield key
+            yield from texts(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from texts(inner)
+    elif isinstance(value, str):
+        yield value
+
+
+def used(path: str) -> str:
+    """A scenario that renders a value."""
+    known = [name for name in USED if f"{path}.".startswith(f"{name}.")]
+    return USED[max(known, key=len)] if known else "everything"
+
+
+@pytest.mark.parametrize(("path", "text"), strings(SCHEMA))
+def test_a_string_stays_one(path: str, text: str) -> None:
+    """A string that looks like a number, a truth or several lines arrives as it is, or is refused
+    by the chart's own line and not by the reader of YAML."""
+    values = {path: text, "image.digest": ""} if path == "image.tag" else {path: text}
+    ran = template(used(path), values)
+    if ran.status != 0:
+        assert not re.search("YAML parse error|converting YAML", ran.errors)
+        return
+    every = manifests(ran).every
+    assert any(text in found for found in texts(list(every)))
+    check(every, VERSIONS[-1])
+
+
+@pytest.mark.parametrize("name", ["123", "true", "null"])
+def test_a_release_may_have_any_name(name: str) -> None:
+    """A release whose name YAML reads as something else has valid manifests."""
+    ran = helm("template", name, str(CHART), "--set", "fullnameOverride=llm")
+    every = manifests(ran).every
+    for manifest in every:
+        assert manifest["metadata"]["labels"]["app.kubernetes.io/instance"] == name
+    check(every, VERSIONS[-1])
 
 
 @pytest.mark.parametrize(("version", "accepted"), [("1.27.9", False), ("1.28.0", True)])

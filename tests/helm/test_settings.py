@@ -2,16 +2,18 @@
 
 import argparse
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hicache_nixl.errors import SettingsError
 from hicache_nixl.launch import LOADER_KEYS, launch_args
 from hicache_nixl.settings import KEYS, Settings, load_settings
 from hicache_nixl.units import GIB, MIB, TIB
 
-from .charts import CHART, SCENARIOS, environment, render
+from .charts import CHART, SCENARIOS, environment, render, template
 
 pytestmark = pytest.mark.helm
 
@@ -56,7 +58,7 @@ def test_values_arrive(tmp_path: Path) -> None:
         },
     )
     assert [str(url) for url in settings.store] == [
-        f"slab:///var/lib/hicache/disk-{disk}/store" for disk in range(4)
+        f"slab:///hicache/disk-{disk}/store" for disk in range(4)
     ]
     assert (settings.capacity, settings.segment, settings.staging) == (3 * TIB, GIB, 10**9)
     assert (settings.verify, settings.deadline, settings.use_direct_io) == ("trailer", 1.5, False)
@@ -72,12 +74,100 @@ def test_null_leaves_a_setting_to_the_library(tmp_path: Path) -> None:
     assert settings.capacity == 64 * GIB
 
 
+BOTH: list[tuple[str, object, bool]] = [
+    *(
+        ("deadline", value, accepted)
+        for accepted, values in {
+            True: ("10s", "1500ms", "10m", "0.1h", 10, 0.5, "1us", "10 S", "600"),
+            False: ("0s", "1.5h", "601s", "11m", 0, "soon", "-1s", "10d", "", "1e3s"),
+        }.items()
+        for value in values
+    ),
+    *(
+        ("capacity", value, accepted)
+        for accepted, values in {
+            True: ("64GiB", "64 gib", "64Gi", "1.5TiB", "7EiB", "64GB", 67108864, "67108864B"),
+            False: ("16385PiB", "8EiB", "64G", "1KiB", "1.0001GiB", "-1GiB", "", "GiB", 0, 1.5),
+        }.items()
+        for value in values
+    ),
+    *(
+        ("store", f"s3://{rest}", accepted)
+        for accepted, rests in {
+            True: (
+                *("kv-cache", "kv-cache/", "kv-cache/team/a_b=c", "a.b", f"{'b' * 63}"),
+                *("kv-cache?endpoint=http://h", "kv-cache?endpoint=https://h.example.com:65535/"),
+                *(
+                    "kv-cache?endpoint=http://[::1]:9000&region=eu-west-1",
+                    "kv-cache/?requests=auto",
+                ),
+                *("kv-cache?addressing=virtual&requests=1024", "kv-cache?ca_bundle=/etc/ca.crt"),
+                *("kv-cache?requests=0008", f"kv-cache/{'p' * 512}"),
+            ),
+            False: (
+                *("", "kv", "KV-cache", "kv_cache", "a..b", "-kv", "192.168.0.1", f"{'b' * 64}"),
+                *(
+                    "kv-cache/../x",
+                    "kv-cache/./x",
+                    "kv-cache/a//b",
+                    "kv-cache/a%20b",
+                    "kv-cache/a+b",
+                ),
+                *("kv-cache?addressing=foo", "kv-cache?requests=abc", "kv-cache?requests=0"),
+                *("kv-cache?requests=1025", "kv-cache?region=a_b", "kv-cache?ca_bundle=ca.crt"),
+                *("kv-cache?endpoint=http://h:99999", "kv-cache?endpoint=http://:9000"),
+                *("kv-cache?endpoint=http://a:b:c", "kv-cache?endpoint=h:9000"),
+                *("kv-cache?endpoint=http://h/path", "kv-cache?endpoint=http://me:pw@h"),
+                *("kv-cache?endpoint=http://h&endpoint=http://h", "kv-cache?endpoint="),
+                *("kv-cache?endpiont=http://h", "kv-cache?secret_key=a", "kv-cache#a"),
+                *(f"kv-cache/{'p' * 513}", "kv-cache?ca_bundle=/a%40b", "kv-cache/a b"),
+            ),
+        }.items()
+        for rest in rests
+    ),
+]
+"""Values of settings, and whether they are right."""
+
+
+def by_library(key: str, value: object) -> bool:
+    """Whether the library takes it."""
+    try:
+        load_settings({"store": "slab:///nvme0", key: value}, environ={})
+    except SettingsError:
+        return False
+    return True
+
+
+def by_chart(key: str, value: object) -> bool:
+    """Whether the chart does."""
+    files = {"store.kind": "files", "store.files.existingClaim": "shared"}
+    values = {"store.kind": "s3", "store.s3.url": value}
+    if key != "store":
+        values = {**files, f"connector.settings.{key}": value}
+    return template(None, values).status == 0
+
+
+@pytest.mark.parametrize(("key", "value", "accepted"), BOTH)
+def test_chart_and_library_agree(key: str, value: object, accepted: bool) -> None:
+    """What the library refuses fails at helm install, and what it takes does not."""
+    assert by_library(key, value) is accepted
+    assert by_chart(key, value) is accepted
+
+
+@pytest.mark.parametrize("endpoint", ["http://h:0", "HTTP://h", "http://h:"])
+def test_endpoints_of_the_library_alone(endpoint: str) -> None:
+    """The chart takes no endpoint whose port its NetworkPolicy could not open."""
+    url = f"s3://kv-cache?endpoint={endpoint}"
+    assert by_library("store", url)
+    assert not by_chart("store", url)
+
+
 @pytest.mark.parametrize(
     ("scenario", "url"),
     [
-        ("files", "files:///var/lib/hicache/shared/hicache"),
-        ("files-hostpath", "files:///var/lib/hicache/shared/team/hicache"),
-        ("slab-claim", "slab:///var/lib/hicache/disk-0/store"),
+        ("files", "files:///hicache/shared/hicache"),
+        ("files-hostpath", "files:///hicache/shared/team/hicache"),
+        ("slab-claim", "slab:///hicache/disk-0/store"),
         ("minio", "s3://hicache/demo?endpoint=http://trial-hicache-nixl-minio:9000"),
         ("s3-role", "s3://kv-cache/team"),
     ],
@@ -102,8 +192,8 @@ def test_endpoint_certificate_and_credentials(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("size", "name"), [("2Mi", "2MB"), ("1Gi", "1GB")])
 def test_hugepages(shortage: str, word: str, size: str, name: str, tmp_path: Path) -> None:
     """Library, SGLang and Kubernetes hear of the same pages."""
-    values = {"mode": "node", "pageSize": size, "onShortage": shortage}
-    given = {f"hugepages.{key}": value for key, value in values.items()}
+    values = {"mode": "preallocated", "pageSize": size, "onShortage": shortage}
+    given = {f"hugepages.{key}": value for key, value in values.items()} | {"hicache.size": 10}
     settings = loaded(tmp_path, None, given)
     assert (settings.hugepages, settings.hugepage_size) == (word, 2 * MIB if name == "2MB" else GIB)
     container = render(None, given).container
@@ -122,7 +212,8 @@ def test_sglang_finds_the_connector() -> None:
 
 def test_sglang_accepts_the_flags() -> None:
     """SGLang's own parser takes the flags of every scenario, after those of an image, and the
-    schema offers what it offers."""
+    schema offers what it offers; of its other flags the chart refuses those that it sets, or
+    that cannot work, and no more."""
     pytest.importorskip("pools", reason="SGLang is not installed")
     server_args = pytest.importorskip("sglang.srt.server_args", reason="SGLang is not installed")
     parser = argparse.ArgumentParser()
@@ -141,6 +232,12 @@ def test_sglang_accepts_the_flags() -> None:
     assert set(offered["layout"]["enum"]) <= set(choices["hicache_mem_layout"])
     assert set(offered["writePolicy"]["enum"]) == set(choices["hicache_write_policy"])
     assert set(offered["prefetchPolicy"]["enum"]) == set(choices["hicache_storage_prefetch_policy"])
+    text = (CHART / "templates" / "_validate-pod.tpl").read_text(encoding="utf-8")
+    refused = set(re.findall(r'"(--[a-z-]+)"', text))
+    flags = {flag for action in parser._actions for flag in action.option_strings}
+    assert refused - flags <= {"--tp", "--dp", "--pp"}
+    others = sorted(flag for flag in flags - refused if flag.startswith("--"))
+    assert template(None, {"server.extraArgs": others}).status == 0
 
 
 def test_every_setting_can_be_set() -> None:

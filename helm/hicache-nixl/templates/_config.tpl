@@ -40,11 +40,11 @@
 {{- $directories := list -}}
 {{- if eq .Values.store.kind "slab" -}}
 {{- range $disk := until (include "hicache-nixl.slabDisks" . | int) -}}
-{{- $directories = append $directories (printf "slab:///var/lib/hicache/disk-%d/store" $disk) -}}
+{{- $directories = append $directories (printf "slab:///hicache/disk-%d/store" $disk) -}}
 {{- end -}}
 {{- $_ := set $settings "store" $directories -}}
 {{- else if eq .Values.store.kind "files" -}}
-{{- $_ := set $settings "store" (list (printf "files:///var/lib/hicache/shared/%s" .Values.store.files.directory)) -}}
+{{- $_ := set $settings "store" (list (printf "files:///hicache/shared/%s" .Values.store.files.directory)) -}}
 {{- else -}}
 {{- $_ := set $settings "store" (list (include "hicache-nixl.s3Url" .)) -}}
 {{- end -}}
@@ -83,9 +83,14 @@
 {{- eq .Values.hugepages.onShortage "fail" | ternary "required" "prefer" -}}
 {{- end -}}
 
+{{/* Whether a server runs at all: a release may be for the nodes alone. */}}
+{{- define "hicache-nixl.runs" -}}
+{{- if or .Values.autoscaling.enabled (gt (int .Values.server.replicas) 0) -}}true{{- end -}}
+{{- end -}}
+
 {{/* Other policies store pages later, and the test waits for their being stored, by metrics. */}}
 {{- define "hicache-nixl.hasTest" -}}
-{{- if and (eq .Values.hicache.writePolicy "write_through") .Values.metrics.enabled -}}true{{- end -}}
+{{- if and (include "hicache-nixl.runs" .) (eq .Values.hicache.writePolicy "write_through") .Values.metrics.enabled -}}true{{- end -}}
 {{- end -}}
 
 {{/* SGLang's flags. */}}

@@ -1,32 +1,44 @@
 {{/* Names, labels and images. */}}
 
+{{/*
+At most 52 characters: a StatefulSet makes a label of 63 of it. A name that is cut ends in a digest, so that
+two stay two.
+*/}}
 {{- define "hicache-nixl.fullname" -}}
-{{- if .Values.fullnameOverride -}}
-{{- .Values.fullnameOverride | trunc 52 | trimSuffix "-" -}}
-{{- else -}}
 {{- $name := default .Chart.Name .Values.nameOverride -}}
-{{- contains $name .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name $name) | trunc 52 | trimSuffix "-" -}}
+{{- $full := contains $name .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name $name) | replace "." "-" -}}
+{{- if gt (len $full) 52 -}}
+{{- $full = printf "%s-%s" (trunc 43 $full) (sha256sum $full | trunc 8) -}}
 {{- end -}}
+{{- default $full .Values.fullnameOverride -}}
 {{- end -}}
 
 {{/* What never changes, because a selector cannot. Call with (list $ "server"). */}}
 {{- define "hicache-nixl.selector" -}}
 {{- $root := index . 0 -}}
-app.kubernetes.io/name: {{ default $root.Chart.Name $root.Values.nameOverride | trunc 63 | trimSuffix "-" }}
-app.kubernetes.io/instance: {{ $root.Release.Name }}
+app.kubernetes.io/name: {{ default $root.Chart.Name $root.Values.nameOverride | trunc 63 | trimSuffix "-" | quote }}
+app.kubernetes.io/instance: {{ $root.Release.Name | quote }}
 app.kubernetes.io/component: {{ index . 1 }}
 {{- end -}}
 
-{{/* Call with (list $ "server"). */}}
+{{/*
+Labels of a pod. Call with (list $ "server" OWN...), further labels as dicts. The selector's win, then the
+first dict, commonLabels last.
+*/}}
+{{- define "hicache-nixl.podLabels" -}}
+{{- $labels := include "hicache-nixl.selector" . | fromYaml -}}
+{{- range append (slice . 2) (index . 0).Values.commonLabels -}}
+{{- $labels = merge $labels . -}}
+{{- end -}}
+{{- toYaml $labels -}}
+{{- end -}}
+
+{{/* Labels of any other object, called likewise. A pod has no versions: they alone must not replace it. */}}
 {{- define "hicache-nixl.labels" -}}
 {{- $root := index . 0 -}}
-{{ include "hicache-nixl.selector" . }}
-app.kubernetes.io/version: {{ $root.Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ $root.Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" }}
-{{- with $root.Values.commonLabels }}
-{{ toYaml . }}
-{{- end }}
+{{- $chart := printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" -}}
+{{- $versions := dict "app.kubernetes.io/version" $root.Chart.AppVersion "app.kubernetes.io/managed-by" $root.Release.Service "helm.sh/chart" $chart -}}
+{{- include "hicache-nixl.podLabels" (concat (list $root (index . 1) $versions) (slice . 2)) -}}
 {{- end -}}
 
 {{- define "hicache-nixl.serviceAccount" -}}

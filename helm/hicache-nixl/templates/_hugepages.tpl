@@ -2,7 +2,7 @@
 
 {{- define "hicache-nixl.hugepagesContainer" -}}
 name: hugepages
-image: {{ include "hicache-nixl.image" (list . .Values.toolsImage) }}
+image: {{ include "hicache-nixl.image" (list . .Values.toolsImage) | quote }}
 imagePullPolicy: {{ .Values.toolsImage.pullPolicy }}
 command:
   - bash
@@ -20,7 +20,7 @@ args:
 {{- if .Values.hugepages.node.restartKubelet }}
 env:
   - name: KUBELET_UNIT
-    value: {{ .Values.hugepages.node.kubeletUnit }}
+    value: {{ quote .Values.hugepages.node.kubeletUnit }}
 {{- end }}
 securityContext:
   # The number of hugepages is the node's, in /proc/sys/vm and /sys, which are read-only for a container

@@ -2,23 +2,13 @@
 
 {{- define "hicache-nixl.podTemplate" -}}
 metadata:
-  labels:
-    # Not the chart's version: it alone does not make a model be loaded again.
-    {{- include "hicache-nixl.selector" (list . "server") | nindent 4 }}
-    {{- with merge dict .Values.server.podLabels .Values.commonLabels }}
-    {{- toYaml . | nindent 4 }}
-    {{- end }}
-  annotations:
-    # The pods are replaced when what they read changes.
-    checksum/config: {{ include "hicache-nixl.settings" . | sha256sum }}
-    {{- if .Values.store.s3.secretKey }}
-    checksum/secret: {{ printf "%s %s" .Values.store.s3.accessKey .Values.store.s3.secretKey | sha256sum }}
-    {{- end }}
-    {{- with .Values.server.podAnnotations }}
-    {{- toYaml . | nindent 4 }}
-    {{- end }}
+  labels: {{- include "hicache-nixl.podLabels" (list . "server" .Values.server.podLabels) | nindent 4 }}
+  # The pods are replaced when their settings change. Keys of a bucket are in a file that is read again; a
+  # digest of inline ones would let everybody who may read pods test guesses.
+  {{- $checksum := dict "checksum/config" (include "hicache-nixl.settings" . | sha256sum) }}
+  annotations: {{- merge $checksum .Values.server.podAnnotations | toYaml | nindent 4 }}
 spec:
-  serviceAccountName: {{ include "hicache-nixl.serviceAccount" . }}
+  serviceAccountName: {{ include "hicache-nixl.serviceAccount" . | quote }}
   automountServiceAccountToken: false
   # Variables of Services would begin with the prefix of the library's settings.
   enableServiceLinks: false
@@ -35,14 +25,14 @@ spec:
     seccompProfile:
       type: {{ .Values.seccomp.type }}
       {{- with .Values.seccomp.localhostProfile }}
-      localhostProfile: {{ . }}
+      localhostProfile: {{ quote . }}
       {{- end }}
   terminationGracePeriodSeconds: {{ int .Values.server.terminationGracePeriod }}
   {{- with .Values.server.runtimeClassName }}
-  runtimeClassName: {{ . }}
+  runtimeClassName: {{ quote . }}
   {{- end }}
   {{- with .Values.server.priorityClassName }}
-  priorityClassName: {{ . }}
+  priorityClassName: {{ quote . }}
   {{- end }}
   {{- $init := list }}
   {{- if eq (include "hicache-nixl.hugepages" .) "pod" }}
@@ -73,7 +63,7 @@ spec:
   topologySpreadConstraints:
     {{- range . }}
     {{- $own := dict "labelSelector" (dict "matchLabels" (include "hicache-nixl.selector" (list $ "server") | fromYaml)) }}
-    - {{ merge dict . $own | toYaml | nindent 6 | trim }}
+    - {{ hasKey . "labelSelector" | ternary . (merge $own (omit . "labelSelector")) | toYaml | nindent 6 | trim }}
     {{- end }}
   {{- end }}
 {{- end -}}
@@ -81,7 +71,7 @@ spec:
 {{/* Installs the library beside SGLang, where the image has none. */}}
 {{- define "hicache-nixl.wheelContainer" -}}
 name: install-connector
-image: {{ include "hicache-nixl.image" (list . .Values.image) }}
+image: {{ include "hicache-nixl.image" (list . .Values.image) | quote }}
 imagePullPolicy: {{ .Values.image.pullPolicy }}
 command: [bash, -euc]
 args:
@@ -95,6 +85,9 @@ env:
 securityContext:
   {{- include "hicache-nixl.confined" . | nindent 2 }}
   readOnlyRootFilesystem: true
+resources:
+  requests: {cpu: 100m, memory: 256Mi}
+  limits: {memory: 1Gi}
 volumeMounts:
   - name: connector
     mountPath: /opt/hicache-nixl

@@ -2,7 +2,7 @@
 
 {{- define "hicache-nixl.serverContainer" -}}
 name: server
-image: {{ include "hicache-nixl.image" (list . .Values.image) }}
+image: {{ include "hicache-nixl.image" (list . .Values.image) | quote }}
 imagePullPolicy: {{ .Values.image.pullPolicy }}
 {{- if .Values.server.command }}
 command: {{- toYaml .Values.server.command | nindent 2 }}
@@ -53,7 +53,7 @@ volumeMounts: {{- include "hicache-nixl.mounts" . | nindent 2 }}
 {{- $_ := set $own .Values.server.gpuResource (int .Values.server.gpus) -}}
 {{- end -}}
 {{- if include "hicache-nixl.hugepages" . -}}
-{{- $_ := set $own (printf "hugepages-%s" .Values.hugepages.pageSize) .Values.hugepages.memory -}}
+{{- $_ := set $own (printf "hugepages-%s" .Values.hugepages.pageSize) (include "hicache-nixl.text" .Values.hugepages.memory) -}}
 {{- end -}}
 {{- $resources := deepCopy .Values.server.resources -}}
 {{- range $kind := list "requests" "limits" -}}
@@ -88,8 +88,8 @@ volumeMounts: {{- include "hicache-nixl.mounts" . | nindent 2 }}
 - name: HF_TOKEN
   valueFrom:
     secretKeyRef:
-      name: {{ .existingSecret }}
-      key: {{ .key }}
+      name: {{ quote .existingSecret }}
+      key: {{ quote .key }}
 {{- end }}
 {{- end }}
 {{- if eq .Values.connector.install "wheel" }}
@@ -101,21 +101,21 @@ volumeMounts: {{- include "hicache-nixl.mounts" . | nindent 2 }}
 - name: HICACHE_NIXL_SALT
   valueFrom:
     secretKeyRef:
-      name: {{ .name }}
-      key: {{ .key }}
+      name: {{ quote .name }}
+      key: {{ quote .key }}
 {{- end }}
 {{- end }}
 {{- if and (eq .Values.store.kind "s3") .Values.store.s3.existingSecret (eq .Values.store.s3.secretFormat "keys") }}
 - name: AWS_ACCESS_KEY_ID
   valueFrom:
     secretKeyRef:
-      name: {{ .Values.store.s3.existingSecret }}
-      key: {{ .Values.store.s3.secretKeys.accessKey }}
+      name: {{ quote .Values.store.s3.existingSecret }}
+      key: {{ quote .Values.store.s3.secretKeys.accessKey }}
 - name: AWS_SECRET_ACCESS_KEY
   valueFrom:
     secretKeyRef:
-      name: {{ .Values.store.s3.existingSecret }}
-      key: {{ .Values.store.s3.secretKeys.secretKey }}
+      name: {{ quote .Values.store.s3.existingSecret }}
+      key: {{ quote .Values.store.s3.secretKeys.secretKey }}
 {{- end }}
 {{- with .Values.server.extraEnv }}
 {{ toYaml . }}

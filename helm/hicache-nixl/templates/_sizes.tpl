@@ -9,38 +9,64 @@
 {{- end -}}
 {{- end -}}
 
+{{/* A number and its unit, multiplied. Call with (list NUMBER UNIT). */}}
+{{- define "hicache-nixl.product" -}}
+{{- $number := mulf (index . 0) (eq (index . 1) "m" | ternary 0.001 1.0) -}}
+{{- $letter := index . 1 | trunc 1 | upper -}}
+{{- if and (contains $letter "KMGTPE") (ne (index . 1) "m") $letter -}}
+{{- $factor := regexMatch "i" (index . 1 | lower) | ternary 1024 1000 -}}
+{{- range regexFind (printf ".*%s" $letter) "KMGTPE" | len | until -}}{{- $number = mulf $number $factor -}}{{- end -}}
+{{- end -}}
+{{- $number -}}
+{{- end -}}
+
+{{/* A quantity of Kubernetes as a number, whatever its unit; "" for a text that is none. */}}
+{{- define "hicache-nixl.quantity" -}}
+{{- $text := include "hicache-nixl.text" . -}}
+{{- if regexMatch "^[0-9]+([.][0-9]+)?(m|k|[KMGTPE]i|[MGTPE])?$" $text -}}
+{{- $unit := regexFind "[A-Za-z]*$" $text -}}
+{{- include "hicache-nixl.product" (list (trimSuffix $unit $text) $unit) -}}
+{{- end -}}
+{{- end -}}
+
 {{/*
 Bytes in a size. Call with (list NAME VALUE); (list NAME VALUE "quantity") takes quantities of
-Kubernetes alone.
+Kubernetes in units of 1024. The other sizes are those of the library.
 */}}
 {{- define "hicache-nixl.bytes" -}}
 {{- $name := index . 0 -}}
-{{- $value := index . 1 -}}
+{{- $text := include "hicache-nixl.text" (index . 1) | replace "\n" " " -}}
 {{- $quantity := gt (len .) 2 -}}
-{{- $text := include "hicache-nixl.text" $value -}}
-{{- $binary := dict "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 "Pi" 1125899906842624 -}}
-{{- $decimal := dict "kB" 1000 "MB" 1000000 "GB" 1000000000 "TB" 1000000000000 "PB" 1000000000000000 -}}
-{{- $unit := regexFind "[A-Za-z]*$" $text -}}
-{{- $number := trimSuffix $unit $text | trim -}}
-{{- $factor := eq $unit "" | ternary 1 0 -}}
-{{- range $key, $bytes := $binary -}}
-{{- if or (eq $unit $key) (and (not $quantity) (eq $unit (printf "%sB" $key))) -}}{{- $factor = $bytes -}}{{- end -}}
+{{- $last := $quantity | ternary "i" "iB" -}}
+{{- $unit := regexFind "[A-Za-z]*$" ($quantity | ternary $text (trim $text)) -}}
+{{- $number := trimSuffix $unit ($quantity | ternary $text (trim $text)) -}}
+{{- $number = $quantity | ternary $number (trim $number) -}}
+{{- $known := $quantity | ternary "^([KMGTPE]i)?$" "(?i)^(b|[kmgtpe]i?b|[kmgtpe]i)?$" -}}
+{{- $digits := "^[0-9]{1,19}([.][0-9]{1,12})?$" -}}
+{{- $better := printf "write for example 64G%s" $last -}}
+{{- if not (and (regexMatch $known $unit) (regexMatch $digits $number)) -}}
+{{- if and (regexMatch "(?i)^[kmgtpe]i?b?$" $unit) (regexMatch $digits $number) -}}
+{{- $better = printf "write %s%s%s%s" $number ($unit | trunc 1 | upper) $last (eq (len $unit) 1 | ternary ", the letter alone counts in 1000" "") -}}
 {{- end -}}
-{{- if and (not $quantity) (hasKey $decimal $unit) -}}{{- $factor = get $decimal $unit -}}{{- end -}}
-{{- if or (not (regexMatch "^[0-9]{1,15}([.][0-9]{1,6})?$" $number)) (eq (int64 $factor) 0) -}}
-{{- fail (printf "%s = %s is not a size; write for example %s" $name $text ($quantity | ternary "64Gi" "64GiB")) -}}
+{{- fail (printf "%s = %s is not a size; %s" $name ($text | empty | ternary `""` $text) $better) -}}
 {{- end -}}
-{{- $bytes := contains "." $number | ternary (int64 (mulf (float64 $number) $factor)) (mul (int64 $number) $factor) -}}
-{{- if le (int64 $bytes) 0 -}}
-{{- fail (printf "%s = %s is not more than nothing; write for example %s" $name $text ($quantity | ternary "64Gi" "64GiB")) -}}
+{{- $bytes := include "hicache-nixl.product" (list $number $unit) | float64 -}}
+{{- if le $bytes 0.0 -}}
+{{- fail (printf "%s = %s is not more than nothing; %s" $name $text $better) -}}
 {{- end -}}
-{{- $bytes -}}
+{{- if ge $bytes 9223372036854775807.0 -}}
+{{- fail (printf "%s = %s is not less than 8Ei; %s" $name $text $better) -}}
+{{- end -}}
+{{- if and (not $quantity) (ne $bytes (floor $bytes)) -}}
+{{- fail (printf "%s = %s is not a whole number of bytes; %s" $name $text $better) -}}
+{{- end -}}
+{{- int64 $bytes -}}
 {{- end -}}
 
 {{/* Bytes of a hugepage. */}}
 {{- define "hicache-nixl.hugepageBytes" -}}
 {{- $sizes := dict "2Mi" 2097152 "1Gi" 1073741824 -}}
-{{- $size := toString .Values.hugepages.pageSize -}}
+{{- $size := include "hicache-nixl.text" .Values.hugepages.pageSize -}}
 {{- if not (hasKey $sizes $size) -}}
 {{- fail (printf "hugepages.pageSize = %s is not a size of a hugepage; choose 2Mi or 1Gi" $size) -}}
 {{- end -}}
@@ -49,8 +75,8 @@ Kubernetes alone.
 
 {{/* Hugepages that a node shall have. */}}
 {{- define "hicache-nixl.hugepageCount" -}}
-{{- $own := default .Values.hugepages.memory .Values.hugepages.perNode -}}
-{{- div (include "hicache-nixl.bytes" (list "hugepages.memory" $own "quantity") | int64) (include "hicache-nixl.hugepageBytes" . | int64) -}}
+{{- $own := .Values.hugepages.perNode | empty | ternary "memory" "perNode" -}}
+{{- div (include "hicache-nixl.bytes" (list (printf "hugepages.%s" $own) (get .Values.hugepages $own) "quantity") | int64) (include "hicache-nixl.hugepageBytes" . | int64) -}}
 {{- end -}}
 
 {{/* How the library and SGLang write the size of a hugepage. */}}

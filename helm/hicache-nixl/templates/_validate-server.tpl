@@ -14,26 +14,22 @@
 {{- end -}}
 {{- end -}}
 {{- end -}}
-{{- $next := append (rest $server.extraArgs) "" -}}
-{{- range $at, $flag := $server.extraArgs -}}
-{{- $parts := splitList "=" $flag -}}
-{{- if has (first $parts) (list "--api-key" "--admin-api-key" "--ssl-keyfile-password") -}}
-{{- $value := gt (len $parts) 1 | ternary (rest $parts | join "=") (index $next $at) -}}
-{{- if not (regexMatch "^[$][(][A-Za-z0-9_]+[)]$" $value) -}}
-{{- fail (printf "server.extraArgs has a secret in %s; write $(NAME), and take NAME from a Secret in server.extraEnv" (first $parts)) -}}
+{{- if and $gpus (not $server.gpuResource) -}}
+{{- fail "server.gpuResource is empty and server.gpus is not 0; write for example nvidia.com/gpu" -}}
+{{- end -}}
+{{- range $name := list "cpu" "memory" -}}
+{{- $request := get (default dict $server.resources.requests) $name -}}
+{{- $limit := get (default dict $server.resources.limits) $name -}}
+{{- $least := include "hicache-nixl.quantity" $request -}}
+{{- $most := include "hicache-nixl.quantity" $limit -}}
+{{- if and $least $most (lt (float64 $most) (float64 $least)) -}}
+{{- fail (printf "server.resources.limits has %s = %s, less than server.resources.requests has, %s; raise it" $name (include "hicache-nixl.text" $limit) (include "hicache-nixl.text" $request)) -}}
 {{- end -}}
 {{- end -}}
-{{- if has (first $parts) (list "--port" "--host" "--tp" "--tp-size" "--tensor-parallel-size" "--dp" "--dp-size" "--data-parallel-size" "--hicache-storage-backend" "--hicache-storage-backend-extra-config") -}}
-{{- fail (printf "server.extraArgs has %s, which the chart sets; use its values" (first $parts)) -}}
-{{- end -}}
-{{- end -}}
-{{- $own := list "HICACHE_NIXL_CONFIG" "HICACHE_NIXL_STORE" "HICACHE_NIXL_HUGEPAGES" "SGLANG_HUGEPAGE_SIZE" "HICACHE_NIXL_SALT" "HF_TOKEN" "HF_HOME" "HOME" -}}
-{{- range $server.extraEnv -}}
-{{- if has .name $own -}}
-{{- fail (printf "server.extraEnv has %s, which the chart sets; use its values" .name) -}}
-{{- end -}}
-{{- if and .value (regexMatch "(SECRET|TOKEN|PASSWORD|ACCESS_KEY|API_KEY)" .name) -}}
-{{- fail (printf "server.extraEnv has %s in clear; take it from a Secret with valueFrom" .name) -}}
+{{- $types := eq $server.kind "StatefulSet" | ternary (list "RollingUpdate" "OnDelete") (list "RollingUpdate" "Recreate") -}}
+{{- with $server.updateStrategy.type -}}
+{{- if not (has . $types) -}}
+{{- fail (printf "server.updateStrategy has the type %s and server.kind = %s; choose %s" (toString .) $server.kind (join " or " $types)) -}}
 {{- end -}}
 {{- end -}}
 {{- if and $server.readOnlyRootFilesystem (not $server.writableHome) -}}
@@ -52,11 +48,16 @@
 {{- fail (printf "seccomp.type = %s and seccomp.localhostProfile = %q; Localhost needs a profile, and only Localhost has one" .Values.seccomp.type .Values.seccomp.localhostProfile) -}}
 {{- end -}}
 {{- $cache := .Values.model.cache -}}
+{{- range $type, $name := dict "claim" "existingClaim" "hostPath" "hostPath" -}}
+{{- if and (get $cache $name) (ne $cache.type $type) -}}
+{{- fail (printf "model.cache.%s is given and model.cache.type = %s; set the latter to %s, or leave the former out" $name $cache.type $type) -}}
+{{- end -}}
+{{- end -}}
 {{- if and (eq $cache.type "claim") (not $cache.existingClaim) -}}
 {{- fail "model.cache.existingClaim is empty and model.cache.type = claim; name a PersistentVolumeClaim" -}}
 {{- end -}}
-{{- if and (eq $cache.type "hostPath") (not (hasPrefix "/" $cache.hostPath)) -}}
-{{- fail (printf "model.cache.hostPath = %q is not an absolute directory; write for example /nvme0/models" $cache.hostPath) -}}
+{{- if eq $cache.type "hostPath" -}}
+{{- include "hicache-nixl.validateDirectory" (list "model.cache.hostPath is" $cache.hostPath "/nvme0/models") -}}
 {{- end -}}
 {{- $_ = include "hicache-nixl.bytes" (list "model.cache.size" $cache.size "quantity") -}}
 {{- if .Values.autoscaling.enabled -}}
@@ -67,6 +68,10 @@
 {{- fail (printf "autoscaling.minReplicas = %d is more than autoscaling.maxReplicas = %d" (int .Values.autoscaling.minReplicas) (int .Values.autoscaling.maxReplicas)) -}}
 {{- end -}}
 {{- end -}}
+{{- $away := .Values.podDisruptionBudget.maxUnavailable -}}
+{{- if not (regexMatch "^([0-9]{1,9}|([0-9]{1,2}|100)%)$" (include "hicache-nixl.text" $away)) -}}
+{{- fail (printf "podDisruptionBudget.maxUnavailable = %s is not a number of pods or a percentage of them; write for example 1 or 25%%" (include "hicache-nixl.text" $away)) -}}
+{{- end -}}
 {{- if and .Values.httpRoute.enabled (not .Values.httpRoute.parentRefs) -}}
 {{- fail "httpRoute.parentRefs is empty; name a Gateway" -}}
 {{- end -}}
@@ -75,11 +80,17 @@
 {{- define "hicache-nixl.validateImages" -}}
 {{- $images := dict "image" .Values.image "toolsImage" .Values.toolsImage "minio.image" .Values.minio.image -}}
 {{- range $name, $image := $images -}}
+{{- if not (regexMatch "^([A-Za-z0-9.-]+(:[0-9]+)?/)?[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*$" $image.repository) -}}
+{{- fail (printf "%s.repository = %q is not the name of an image alone; its tag belongs in %s.tag, its digest in %s.digest" $name $image.repository $name $name) -}}
+{{- end -}}
+{{- if not (regexMatch "^([A-Za-z0-9_][-.A-Za-z0-9_]{0,127})?$" $image.tag) -}}
+{{- fail (printf "%s.tag = %q is not a tag; write for example 0.1.0" $name $image.tag) -}}
+{{- end -}}
 {{- if eq $image.tag "latest" -}}
 {{- fail (printf "%s.tag = latest names another image tomorrow; name a version, or %s.digest" $name $name) -}}
 {{- end -}}
 {{- if and $image.digest (not (regexMatch "^sha256:[0-9a-f]{64}$" $image.digest)) -}}
-{{- fail (printf "%s.digest = %s is not sha256: and 64 digits" $name $image.digest) -}}
+{{- fail (printf "%s.digest = %s is not sha256: and 64 digits; take what the registry says" $name $image.digest) -}}
 {{- end -}}
 {{- end -}}
 {{- if and (eq .Values.connector.install "wheel") (empty .Values.connector.wheel.volume) -}}

@@ -1,4 +1,4 @@
-{{/* What a store of each kind needs, and what belongs to another kind. */}}
+{{/* What a store in directories needs, and what belongs to another kind. */}}
 
 {{- define "hicache-nixl.validateSlab" -}}
 {{- $slab := .Values.store.slab -}}
@@ -10,13 +10,13 @@
 {{- if not $slab.hostPaths -}}
 {{- fail "store.slab.hostPaths is empty; name a directory on each disk, for example [/nvme0/hicache]" -}}
 {{- end -}}
+{{- $places := list -}}
 {{- range $slab.hostPaths -}}
-{{- if or (not (hasPrefix "/" .)) (has ".." (splitList "/" .)) (eq "" (trimAll "/" .)) -}}
-{{- fail (printf "store.slab.hostPaths holds %q, which is not an absolute directory of its own; write for example /nvme0/hicache" .) -}}
+{{- include "hicache-nixl.validateDirectory" (list "store.slab.hostPaths holds" . "/nvme0/hicache") -}}
+{{- if has (clean .) $places -}}
+{{- fail (printf "store.slab.hostPaths names %s twice; name each disk once" (clean .)) -}}
 {{- end -}}
-{{- end -}}
-{{- if ne (len $slab.hostPaths) (len (uniq $slab.hostPaths)) -}}
-{{- fail "store.slab.hostPaths names a directory twice; name each disk once" -}}
+{{- $places = append $places (clean .) -}}
 {{- end -}}
 {{- else if $slab.hostPaths -}}
 {{- fail (printf "store.slab.hostPaths is given and store.slab.volume = %s; set the latter to hostPath, or leave the former out" $slab.volume) -}}
@@ -35,11 +35,14 @@
 {{- fail (printf "store.slab.volume = claimTemplate needs server.kind = StatefulSet, it is %s" .Values.server.kind) -}}
 {{- end -}}
 {{- if has $slab.volume (list "ephemeral" "claimTemplate") -}}
-{{- $capacity := include "hicache-nixl.bytes" (list "connector.settings.capacity" .Values.connector.settings.capacity) | int64 -}}
-{{- $size := include "hicache-nixl.bytes" (list "store.slab.size" $slab.size "quantity") | int64 -}}
-{{- if gt $capacity (mul $size (int $slab.volumes)) -}}
-{{- fail (printf "connector.settings.capacity = %s is more than store.slab.volumes = %d of store.slab.size = %s hold; lower the one or raise the others" (include "hicache-nixl.text" .Values.connector.settings.capacity) (int $slab.volumes) $slab.size) -}}
+{{- $given := default "64GiB" .Values.connector.settings.capacity -}}
+{{- $capacity := include "hicache-nixl.bytes" (list "connector.settings.capacity" $given) | float64 -}}
+{{- $size := include "hicache-nixl.bytes" (list "store.slab.size" $slab.size "quantity") | float64 -}}
+{{- if gt (mulf $capacity 1.05) (mulf $size (int $slab.volumes)) -}}
+{{- fail (printf "connector.settings.capacity = %s and a twentieth is more than store.slab.volumes = %d of store.slab.size = %s hold; lower the one or raise the others" (include "hicache-nixl.text" $given) (int $slab.volumes) (include "hicache-nixl.text" $slab.size)) -}}
 {{- end -}}
+{{- else if $slab.storageClassName -}}
+{{- fail (printf "store.slab.storageClassName is given and store.slab.volume = %s; only ephemeral and claimTemplate use it, leave it out" $slab.volume) -}}
 {{- end -}}
 {{- end -}}
 
@@ -51,62 +54,23 @@
 {{- if not (or $files.existingClaim $files.hostPath) -}}
 {{- fail "store.files.existingClaim is empty; name an RWX PersistentVolumeClaim, or set store.files.hostPath" -}}
 {{- end -}}
-{{- if and $files.hostPath (not (regexMatch "^/[^/]" $files.hostPath)) -}}
-{{- fail (printf "store.files.hostPath = %q is not an absolute directory; write for example /mnt/shared" $files.hostPath) -}}
+{{- with $files.hostPath -}}
+{{- include "hicache-nixl.validateDirectory" (list "store.files.hostPath is" . "/mnt/shared") -}}
 {{- end -}}
-{{- end -}}
-
-{{- define "hicache-nixl.validateS3" -}}
-{{- $s3 := .Values.store.s3 -}}
-{{- $example := "write for example s3://bucket/prefix?endpoint=http://minio:9000" -}}
-{{- if not $s3.url -}}
-{{- fail (printf "store.s3.url is empty; %s" $example) -}}
-{{- end -}}
-{{- if or (contains "@" $s3.url) (regexMatch "(?i)[?&;][^=]*(secret|token|key|passw|credential)[^=]*=" $s3.url) -}}
-{{- fail "store.s3.url carries a user name or a credential; use store.s3.existingSecret" -}}
-{{- end -}}
-{{- if not (regexMatch "^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9._=-]+)*/?([?][a-z_]+=[^?&#\\s,]+(&[a-z_]+=[^?&#\\s,]+)*)?$" $s3.url) -}}
-{{- fail (printf "store.s3.url = %s is not the URL of a bucket; %s" $s3.url $example) -}}
-{{- end -}}
-{{- $known := list "endpoint" "region" "addressing" "ca_bundle" "requests" -}}
-{{- range $pair := regexFindAll "[?&][a-z_]+=" $s3.url -1 -}}
-{{- if not (has (trimAll "?&=" $pair) $known) -}}
-{{- fail (printf "store.s3.url has the parameter %s; known are %s" (trimAll "?&=" $pair) (join ", " $known)) -}}
-{{- end -}}
-{{- end -}}
-{{- $endpoint := regexFind "endpoint=[^&]*" $s3.url | trimPrefix "endpoint=" -}}
-{{- if and $endpoint (not (regexMatch "^https?://[A-Za-z0-9._:\\[\\]-]+/?$" $endpoint)) -}}
-{{- fail (printf "store.s3.url has the endpoint %s, which is not http:// or https:// with a host alone; %s" $endpoint $example) -}}
-{{- end -}}
-{{- if and $s3.ca.existingConfigMap (contains "ca_bundle=" $s3.url) -}}
-{{- fail "store.s3.url has the parameter ca_bundle and store.s3.ca.existingConfigMap is given; keep one" -}}
-{{- end -}}
-{{- if and $s3.existingSecret (or $s3.accessKey $s3.secretKey) -}}
-{{- fail "store.s3.existingSecret is given, and so are store.s3.accessKey or secretKey; keep the Secret" -}}
-{{- end -}}
-{{- if ne (empty $s3.accessKey) (empty $s3.secretKey) -}}
-{{- fail (printf "store.s3.%s is empty; give both keys, or better store.s3.existingSecret" (empty $s3.accessKey | ternary "accessKey" "secretKey")) -}}
-{{- end -}}
-{{- if .Values.minio.enabled -}}
-{{- if not $s3.accessKey -}}
-{{- fail "minio.enabled needs store.s3.accessKey and secretKey, which MinIO makes its owner" -}}
-{{- end -}}
-{{- if lt (len $s3.secretKey) 8 -}}
-{{- fail "store.s3.secretKey has fewer than 8 characters, which MinIO refuses" -}}
-{{- end -}}
-{{- if $endpoint -}}
-{{- fail "store.s3.url has an endpoint and minio.enabled is set; leave the one or the other out" -}}
-{{- end -}}
+{{- $parts := splitList "/" $files.directory -}}
+{{- if or (not (regexMatch "^[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*$" $files.directory)) (has "." $parts) (has ".." $parts) -}}
+{{- fail (printf "store.files.directory = %q is not the name of a directory below the volume; write for example team/hicache" $files.directory) -}}
 {{- end -}}
 {{- end -}}
 
 {{- define "hicache-nixl.validateOtherStores" -}}
 {{- $kind := .Values.store.kind -}}
-{{- $given := dict "slab" .Values.store.slab.hostPaths "files" .Values.store.files.existingClaim "s3" .Values.store.s3.url -}}
-{{- $names := dict "slab" "store.slab.hostPaths" "files" "store.files.existingClaim" "s3" "store.s3.url" -}}
-{{- range $other, $value := $given -}}
+{{- range $path := list "slab.hostPaths" "slab.existingClaim" "slab.storageClassName" "files.existingClaim" "files.hostPath" "s3.url" "s3.existingSecret" "s3.accessKey" "s3.secretKey" "s3.ca.existingConfigMap" -}}
+{{- $value := $.Values.store -}}
+{{- range splitList "." $path -}}{{- $value = get $value . -}}{{- end -}}
+{{- $other := splitList "." $path | first -}}
 {{- if and (ne $other $kind) $value -}}
-{{- fail (printf "%s is given and store.kind = %s; set store.kind to %s, or leave the value out" (get $names $other) $kind $other) -}}
+{{- fail (printf "store.%s is given and store.kind = %s; set store.kind to %s, or leave the value out" $path $kind $other) -}}
 {{- end -}}
 {{- end -}}
 {{- if and .Values.minio.enabled (ne $kind "s3") -}}

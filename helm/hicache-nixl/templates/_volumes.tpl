@@ -3,11 +3,11 @@
 {{- define "hicache-nixl.volumes" -}}
 - name: config
   configMap:
-    name: {{ include "hicache-nixl.fullname" . }}
+    name: {{ include "hicache-nixl.fullname" . | quote }}
 - name: shm
   emptyDir:
     medium: Memory
-    sizeLimit: {{ .Values.server.shm }}
+    sizeLimit: {{ include "hicache-nixl.text" .Values.server.shm | quote }}
 - name: tmp
   emptyDir: {}
 {{- if .Values.server.writableHome }}
@@ -18,14 +18,14 @@
   {{- with .Values.model.cache }}
   {{- if eq .type "claim" }}
   persistentVolumeClaim:
-    claimName: {{ .existingClaim }}
+    claimName: {{ quote .existingClaim }}
   {{- else if eq .type "hostPath" }}
   hostPath:
-    path: {{ .hostPath }}
+    path: {{ quote .hostPath }}
     type: Directory
   {{- else }}
   emptyDir:
-    sizeLimit: {{ .size }}
+    sizeLimit: {{ include "hicache-nixl.text" .size | quote }}
   {{- end }}
   {{- end }}
 {{- if eq .Values.store.kind "slab" }}
@@ -34,28 +34,28 @@
 - name: shared
   {{- if .Values.store.files.hostPath }}
   hostPath:
-    path: {{ .Values.store.files.hostPath }}
+    path: {{ quote .Values.store.files.hostPath }}
     type: Directory
   {{- else }}
   persistentVolumeClaim:
-    claimName: {{ .Values.store.files.existingClaim }}
+    claimName: {{ quote .Values.store.files.existingClaim }}
   {{- end }}
 {{- end }}
 {{- if include "hicache-nixl.credentialsFile" . }}
 - name: credentials
   secret:
-    secretName: {{ default (printf "%s-s3" (include "hicache-nixl.fullname" .)) .Values.store.s3.existingSecret }}
+    secretName: {{ default (printf "%s-s3" (include "hicache-nixl.fullname" .)) .Values.store.s3.existingSecret | quote }}
     items:
-      - key: {{ .Values.store.s3.existingSecret | empty | ternary "credentials" .Values.store.s3.secretKeys.file }}
+      - key: {{ .Values.store.s3.existingSecret | empty | ternary "credentials" .Values.store.s3.secretKeys.file | quote }}
         path: credentials
     defaultMode: 0440
 {{- end }}
 {{- if and (eq .Values.store.kind "s3") .Values.store.s3.ca.existingConfigMap }}
 - name: ca
   configMap:
-    name: {{ .Values.store.s3.ca.existingConfigMap }}
+    name: {{ quote .Values.store.s3.ca.existingConfigMap }}
     items:
-      - key: {{ .Values.store.s3.ca.key }}
+      - key: {{ quote .Values.store.s3.ca.key }}
         path: ca.crt
 {{- end }}
 {{- if eq (include "hicache-nixl.hugepages" .) "pod" }}
@@ -80,14 +80,16 @@
 - name: disk-{{ $disk }}
   {{- if eq $slab.volume "hostPath" }}
   hostPath:
-    path: {{ index $slab.hostPaths $disk }}
+    path: {{ index $slab.hostPaths $disk | quote }}
     type: Directory
   {{- else if eq $slab.volume "existingClaim" }}
   persistentVolumeClaim:
-    claimName: {{ $slab.existingClaim }}
+    claimName: {{ quote $slab.existingClaim }}
   {{- else }}
   ephemeral:
     volumeClaimTemplate:
+      metadata:
+        labels: {{- include "hicache-nixl.podLabels" (list $ "server") | nindent 10 }}
       spec: {{- include "hicache-nixl.slabClaim" $ | nindent 8 }}
   {{- end }}
 {{- end }}
@@ -98,13 +100,14 @@
 {{- define "hicache-nixl.slabClaim" -}}
 accessModes: [ReadWriteOnce]
 {{- with .Values.store.slab.storageClassName }}
-storageClassName: {{ . }}
+storageClassName: {{ quote . }}
 {{- end }}
 resources:
   requests:
-    storage: {{ .Values.store.slab.size }}
+    storage: {{ include "hicache-nixl.text" .Values.store.slab.size | quote }}
 {{- end -}}
 
+{{/* The stores are not below /var/lib/hicache, which the images keep for user 10001 alone. */}}
 {{- define "hicache-nixl.mounts" -}}
 - {name: config, mountPath: /etc/hicache-nixl, readOnly: true}
 - {name: shm, mountPath: /dev/shm}
@@ -115,10 +118,10 @@ resources:
 - {name: models, mountPath: /var/cache/huggingface}
 {{- if eq .Values.store.kind "slab" }}
 {{- range $disk := until (include "hicache-nixl.slabDisks" . | int) }}
-- {name: disk-{{ $disk }}, mountPath: /var/lib/hicache/disk-{{ $disk }}}
+- {name: disk-{{ $disk }}, mountPath: /hicache/disk-{{ $disk }}}
 {{- end }}
 {{- else if eq .Values.store.kind "files" }}
-- {name: shared, mountPath: /var/lib/hicache/shared}
+- {name: shared, mountPath: /hicache/shared}
 {{- end }}
 {{- if include "hicache-nixl.credentialsFile" . }}
 - {name: credentials, mountPath: /etc/hicache-nixl-credentials, readOnly: true}
