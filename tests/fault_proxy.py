@@ -36,6 +36,8 @@ from dataclasses import asdict, dataclass, replace
 from types import TracebackType
 from typing import Any, Literal
 
+from ports import hold_port
+
 Place = Literal["request", "header", "body"]
 """request: before the server sees it. header: after it did, before the first byte of the answer.
 body: in the middle of the answer's body (before the end of the header, if there is no body)."""
@@ -122,9 +124,8 @@ class FaultProxy:
     """
 
     def __init__(self, upstream: int, *, seed: int = 0) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
+        self._held = hold_port()
+        self.port: int = self._held.getsockname()[1]
         self._lock = threading.Lock()
         arguments = [str(self.port), str(upstream), str(seed)]
         self._process = subprocess.Popen(
@@ -172,6 +173,7 @@ class FaultProxy:
             if stream is not None:
                 with contextlib.suppress(BrokenPipeError):
                     stream.close()
+        self._held.close()
 
     def __enter__(self) -> "FaultProxy":
         return self

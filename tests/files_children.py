@@ -29,10 +29,10 @@ def use(directory: str, seed: int, calls: int, options: dict[str, Any]) -> None:
     right = stored = 0
     with filestores.open_files_tenant(Path(directory), **options) as tenant:
         for _ in range(calls):
-            name: Any = ("shared", chooser.randrange(6))
+            name: Any = ("shared", chooser.randrange(40))
             if chooser.random() < 0.5:
-                name = ("own", seed, chooser.randrange(6))
-            keys = slabs.chain_keys(name, 64)
+                name = ("own", seed, chooser.randrange(40))
+            keys = slabs.chain_keys(name, 8)
             if chooser.random() < 0.4:
                 stored += sum(tenant.put(keys))
             else:

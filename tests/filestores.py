@@ -35,7 +35,7 @@ def open_files_tenant(
     staging: int = 16 * MIB,
     host: str | None = None,
 ) -> Iterator[Tenant]:
-    """A store and a user of it, closed at the end."""
+    """A store that knows how full it is and a user of it, closed at the end."""
     pool = host_pool(1, pages, segments, payload // segments, aligned)
     with make_mover(
         pool, staging_bytes=staging, checks_payload=checks_payload, direct_io=direct_io
@@ -51,7 +51,9 @@ def open_files_tenant(
             interval_s=INTERVAL_S,
         )
         try:
-            yield Tenant(store, rig.mover, pool, namespace(payload, model))
+            tenant = Tenant(store, rig.mover, pool, namespace(payload, model))
+            wait_until(lambda: store._ledger.usage is not None)
+            yield tenant
         finally:
             rig.reader.drain()
             rig.writer.drain()
@@ -85,7 +87,10 @@ def open_plain_files(
     )
     pool = host_pool(1, pages, 1, payload)
     with closing(store):
-        yield Tenant(store, PlainMover(), pool, namespace(payload, model))
+        tenant = Tenant(store, PlainMover(), pool, namespace(payload, model))
+        if keeps_house:
+            wait_until(lambda: store._ledger.usage is not None)
+        yield tenant
 
 
 def start_files_child(function: str, *arguments: object, **environment: str) -> subprocess.Popen:
@@ -128,6 +133,15 @@ def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
     while not condition():
         assert time.monotonic() < end, "it did not happen"
         time.sleep(0.01)
+
+
+def wait_for_a_round(tenant: Tenant) -> None:
+    """Wait until a round of the store's housekeeping that begins from now on is over, but for
+    telling of it."""
+    house = tenant.store._house
+    rounds = house._rounds + 3  # one counts twice at most, and one may be under way
+    house.hurry()
+    wait_until(lambda: house._rounds >= rounds)
 
 
 @contextmanager

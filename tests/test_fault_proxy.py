@@ -22,19 +22,19 @@ from fault_proxy import (
 from s3_server import S3Address
 
 BODY = bytes(range(256)) * 400
-Get = Callable[[], tuple[int, bytes]]
+Get = Callable[..., tuple[int, bytes]]
 
 
 @pytest.fixture
 def get(proxy: FaultProxy, s3: S3Address, module_bucket: str) -> Iterator[Get]:
-    """Reads one object, with half a second of patience."""
+    """Reads one object."""
     s3.client().put_object(Bucket=module_bucket, Key="k", Body=BODY)
     url = s3.client(endpoint=proxy.endpoint).generate_presigned_url(
         "get_object", Params={"Bucket": module_bucket, "Key": "k"}
     )
 
-    def get() -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=0.5)
+    def get(patience: float = 30.0) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=patience)
         try:
             connection.request("GET", url.removeprefix(proxy.endpoint))
             answer = connection.getresponse()
@@ -67,7 +67,7 @@ def test_connection_faults(
     """The client sees the connection fail in that way, and all is well afterwards."""
     proxy.set(fault)
     with pytest.raises(error):
-        get()
+        get(patience=0.5 if error is TimeoutError else 30.0)
     proxy.set()
     assert get() == (200, BODY)
 
@@ -126,12 +126,12 @@ def test_a_stall_ends_when_the_faults_change(proxy: FaultProxy, get: Get) -> Non
 
 def test_round_trip_is_a_lower_bound(proxy: FaultProxy, get: Get) -> None:
     """Every answer takes at least the round trip, many at once no longer than one."""
-    proxy.set_round_trip(0.2)
+    proxy.set_round_trip(1.0)
     begin = time.monotonic()
     with ThreadPoolExecutor(8) as threads:
         answers = list(threads.map(lambda _: get(), range(8)))
     assert answers == [(200, BODY)] * 8
-    assert 0.2 <= time.monotonic() - begin < 1.4
+    assert 1.0 <= time.monotonic() - begin < 7.0
 
 
 def test_a_share_of_the_requests_is_chosen_by_seed(s3: S3Address, get: Get) -> None:
@@ -142,7 +142,7 @@ def test_a_share_of_the_requests_is_chosen_by_seed(s3: S3Address, get: Get) -> N
             proxy.set(status(503, share=0.5, methods=("GET",), matching="/some/"))
             seen = []
             for target in ["/some/key"] * 40 + ["/other/key"] * 4:
-                connection = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=5)
+                connection = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=30)
                 connection.request("GET", target)
                 seen.append(connection.getresponse().status)
                 connection.close()

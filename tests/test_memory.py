@@ -50,7 +50,11 @@ def mapping(address: int) -> dict[str, int]:
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.levelno >= logging.WARNING and record.name == "hicache_nixl.memory"
+    ]
 
 
 def random_bytes(seed: int, nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:

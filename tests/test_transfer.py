@@ -410,7 +410,7 @@ def test_a_transfer_that_is_late_can_be_waited_for_again(stall: Stall) -> None:
     start = time.monotonic()
     with pytest.raises(DeadlineExceededError, match="1 extents did not end by its deadline"):
         transfer.wait(start + 0.05)
-    assert 0.05 <= time.monotonic() - start < 5
+    assert 0.05 <= time.monotonic() - start < 20
     assert not transfer.poll()
     stall.feed(7)
     transfer.wait(FOREVER)
@@ -518,7 +518,7 @@ def test_closing_releases_nothing_that_is_in_flight(stall: Stall, late: bool) ->
         transfer.abandon(ended.set)
     start = time.monotonic()
     assert not stall.engine.drain(wait_s=0.05)
-    assert 0.05 <= time.monotonic() - start < 5
+    assert 0.05 <= time.monotonic() - start < 20
     stall.engine.close()
     stall.feed(4)
     if late:

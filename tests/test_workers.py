@@ -129,7 +129,7 @@ def test_close(gate: threading.Event) -> None:
     assert workers.run(lambda: 1, later()) == 1
     workers.close(wait_s=SOON_S)
     workers.close(wait_s=SOON_S)
-    assert names().count("closing") == 1
+    wait_until(lambda: names().count("closing") == 1)
     with pytest.raises(OverdueError, match="closed"):
         workers.run(lambda: 1, later())
     gate.set()

@@ -75,5 +75,5 @@ def test_what_cannot_start_ends_with_a_line(
     if not environment:
         engine.with_tmpfs_mount("/var/lib/hicache", "mode=755")
     assert held.enter_context(engine).wait_end(60.0) == 2
-    (line,) = engine.log().splitlines()
+    (line,) = engine.lines()
     assert word in line

@@ -5,9 +5,21 @@ import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def becomes(look: Callable[[], T], expected: T, seconds: float = 30.0) -> None:
+    """Look until this is seen; AssertionError if it never is."""
+    end = time.monotonic() + seconds
+    while (seen := look()) != expected:
+        assert time.monotonic() < end, f"{seen}, not {expected}, after {seconds:.0f} s"
+        time.sleep(0.2)
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,19 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from fault_proxy import FaultProxy, refuse
 from object_connectors import connected
 from s3_access import store_url
+from storage_load import Load
 
 DEADLINE_S = 1.0
 NAME = "bucket.test"
-NAME_SERVER = "127.0.0.53"
+NAME_SERVER = "127.53.53.53"
 UNSEEN = 5000
 """A group of pages that no load sets."""
+
+
+def is_unresolved(load: Load) -> bool:
+    assert load.exists(UNSEEN) == 0
+    reason = load.connector._tier.guard.state().read.reason
+    return re.search("cannot be resolved|in time", reason) is not None
 
 
 def main(how: str, port: int, bucket: str, prefix: str, directory: str) -> None:
@@ -46,9 +53,7 @@ def main(how: str, port: int, bucket: str, prefix: str, directory: str) -> None:
                 time.sleep(DEADLINE_S + 2.5)
                 # NIXL's client may remember the address, and what was seen lately is not asked for
                 # again, so that pages still move; whether others are there cannot be answered.
-                assert load.exists(UNSEEN) == 0
-                reason = load.connector._tier.guard.state().read.reason
-                assert re.search("cannot be resolved|in time", reason), reason
+                load.wait_until("a reason", lambda: is_unresolved(load), 30)
                 hosts.write_text(known)
                 load.wait_works(30)
             load.check()

@@ -19,6 +19,7 @@ import pytest
 
 import storage_load
 from connectors import config
+from held_up import held_up_since
 from hicache_nixl.connector import HiCacheNixlConnector
 from hicache_nixl.stores.files import THREADS as CREW
 from loop_disk import LoopDisk
@@ -29,6 +30,8 @@ FAULT_S = 2.0
 RECOVERY_S = 30.0
 SLAB_RESERVE = 32 << 20
 """What a slab store leaves free for its index."""
+SEGMENTS = 9
+"""Of a slab store of 8 MiB: 28 records of 36 KiB each, and what is left over."""
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
@@ -42,7 +45,9 @@ def make_disk(tmp_path: Path) -> Iterator[Disk]:
 
 
 @contextlib.contextmanager
-def connected(kind: str, directory: Path, **changes: Any) -> Iterator[Load]:
+def connected(
+    kind: str, directory: Path, *, deadline_s: float = DEADLINE_S, **changes: Any
+) -> Iterator[Load]:
     """A load on a connector with a store in `directory`."""
     pool = storage_load.make_pool()
     settings = {"capacity": "8MiB", "segment": "1MiB"} if kind == "slab" else {"capacity": "24MiB"}
@@ -50,13 +55,13 @@ def connected(kind: str, directory: Path, **changes: Any) -> Iterator[Load]:
         config(
             directory,
             store=f"{kind}://{directory}",
-            deadline=f"{DEADLINE_S}s",
+            deadline=f"{deadline_s}s",
             **settings | changes,
         )
     )
     try:
         connector.register_mem_pool_host(pool)
-        yield Load(connector, pool, deadline_s=DEADLINE_S)
+        yield Load(connector, pool, deadline_s=deadline_s)
     finally:
         connector.close()
 
@@ -67,24 +72,30 @@ def nothing_left(load: Load) -> Iterator[None]:
 
     Threads but for the crew of the files store: it keeps those that it once needed."""
     for group in range(500, 540):
-        load.set(group)  # a slab store is as large then as it gets
+        load.wait_until("stored", lambda it=group: all(load.set(it)), RECOVERY_S)
+    load.wait_until("as large as it gets", lambda: load.wait_works() and is_grown(), RECOVERY_S)
     load.run(0.5)
     before = Held.now()
     yield
     load.wait_works(RECOVERY_S)
     load.run(0.5)
     guard, staging = load.connector._tier.guard, load.connector._tier.staging
-    end = time.monotonic() + 10
+    end = time.monotonic() + 30
     while True:
         now, state = Held.now(), guard.state()
         more = held_more(before, now)
         threads = now.threads.total() - before.threads.total()
         left = (more, state.stuck_threads, staging.in_use_bytes, max(0, threads - CREW))
-        if left == (Counter(), 0, 0, 0):
+        if left == (Counter(), 0, 0, 0) and state.read.state == state.write.state == "closed":
             break
-        assert time.monotonic() < end, f"left behind: {left}, {now.threads - before.threads}"
+        assert time.monotonic() < end, f"{left}, {now.threads - before.threads}, {state}"
         time.sleep(0.1)
-    assert state.read.state == state.write.state == "closed"
+
+
+def is_grown() -> bool:
+    """Whether the store of a slab has all its segments, which it may put off for seconds."""
+    segments = [name for name in Held.now().files if "/segment-" in name]
+    return len(segments) in (0, SEGMENTS)
 
 
 def held_more(before: Held, now: Held) -> Counter[str]:
@@ -104,21 +115,22 @@ def held_more(before: Held, now: Held) -> Counter[str]:
 def fill(load: Load) -> None:
     """Every group is stored."""
     for group in range(load.groups):
-        assert all(load.set(group))
+        load.wait_until("stored", lambda it=group: all(load.set(it)), RECOVERY_S)
 
 
 def assert_misses_at_once(load: Load) -> None:
     """Both circuits open: a call is over in a moment."""
     guard = load.connector._tier.guard
-    end = time.monotonic() + 10
+    end = time.monotonic() + 30
     while "closed" in (guard.state().read.state, guard.state().write.state):
         assert time.monotonic() < end, guard.state()
         load.set(2000)
         load.get(0)
-    began = time.perf_counter()
+    began = time.monotonic()
     for _ in range(10):
         load.exists(0)
-    assert (time.perf_counter() - began) / 10 < DEADLINE_S / 4
+    took_s = time.monotonic() - began
+    assert took_s - held_up_since(began) < 10 * DEADLINE_S / 4
 
 
 STORES = pytest.mark.parametrize("kind", ["slab", "files"])
@@ -193,7 +205,8 @@ def test_directory_that_is_moved_away(make_disk: Disk, kind: str) -> None:
 def test_disk_that_is_full(make_disk: Disk, kind: str) -> None:
     """Others take the last block: what is stored is read all the time, and sets go on or miss."""
     disk = make_disk()
-    with connected(kind, disk.place / "store") as load, nothing_left(load):
+    # What is full does not stall, and only a stall may cost a read.
+    with connected(kind, disk.place / "store", deadline_s=10.0) as load, nothing_left(load):
         fill(load)
         with load.running(), disk.full():
             for _ in range(20):
@@ -212,7 +225,7 @@ def test_disk_with_room_for_some(make_disk: Disk, kind: str) -> None:
     groups = range(12)
     room = (SLAB_RESERVE if kind == "slab" else 0) + 40 * 36 * 1024
     how = {"capacity": "1GiB", "segment": "1MiB"} if kind == "slab" else {"capacity": "1GiB"}
-    with connected(kind, disk.place / "store", **how) as load:
+    with connected(kind, disk.place / "store", deadline_s=10.0, **how) as load:
         with disk.full(leave=room):
             for group in groups:
                 load.set(group)
@@ -221,9 +234,8 @@ def test_disk_with_room_for_some(make_disk: Disk, kind: str) -> None:
             for group, run in zip(groups, found, strict=True):
                 assert load.get(group)[:run] == [True] * run
         load.wait_works(RECOVERY_S)
-        time.sleep(0 if kind == "files" else 5.0)  # a slab store tries that seldom to grow
-        for group in groups:
-            assert all(load.set(group))
+        for group in groups:  # a slab store tries only now and then to grow
+            load.wait_until("stored", lambda it=group: all(load.set(it)), RECOVERY_S)
             assert all(load.get(group))
         load.check()
 
@@ -239,7 +251,7 @@ def test_permission_that_is_lost(make_disk: Disk, kind: str) -> None:
         ["setpriv", drop, sys.executable, child, kind, disk.place / "store"],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from filestores import wait_until
-from hicache_nixl.stores.files_crew import Crew
+from hicache_nixl.stores import files_crew
+from hicache_nixl.stores.files_crew import Crew, Job
 
 
 @pytest.fixture
@@ -34,8 +35,9 @@ def test_results_are_in_order(crew: Crew, count: int, pause: float) -> None:
     assert crew.map(work, range(count), deadline=soon()) == [2 * item for item in range(count)]
 
 
-def test_fast_calls_stay_on_one_thread(crew: Crew) -> None:
+def test_fast_calls_stay_on_one_thread(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls that take no time are made by one thread."""
+    monkeypatch.setattr(files_crew, "_SLOW_CALL_S", 10.0)
     assert crew.map(str, range(500), deadline=soon())[499] == "499"
     assert len(crew._threads) == 1
 
@@ -44,13 +46,18 @@ def test_fast_calls_stay_on_one_thread(crew: Crew) -> None:
 def test_slow_calls_get_help(crew: Crew, width: int | None, most: int) -> None:
     """Slow calls go on at the same time, on as many threads as are allowed."""
     now, highest, lock = 0, 0, threading.Lock()
+    all_there = threading.Event()
 
     def work(item: int) -> int:
         nonlocal now, highest
         with lock:
             now += 1
             highest = max(highest, now)
+            if highest == most:
+                all_there.set()
         time.sleep(0.005)
+        if item > 1:  # the first two show that calls are slow
+            all_there.wait(10)
         with lock:
             now -= 1
         return item
@@ -59,27 +66,34 @@ def test_slow_calls_get_help(crew: Crew, width: int | None, most: int) -> None:
     assert highest == most
 
 
-def test_leading_stops_at_the_first_gap(crew: Crew) -> None:
+@pytest.mark.parametrize("gap", [0, 1, 17, 99])
+@pytest.mark.parametrize("pause", [0, 0.001])
+def test_leading_stops_at_the_first_gap(
+    crew: Crew, pause: float, gap: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With `leading`, nothing behind the first None counts; what was made there is discarded."""
-    for pause in (0, 0.001):
-        for gap in (0, 1, 17, 99):
-            made, discarded = [], []
+    made, discarded, told, leave = [], [], threading.Event(), Job._leave
 
-            def work(
-                item: int, gap: int = gap, pause: float = pause, made: list = made
-            ) -> int | None:
-                time.sleep(pause)
-                if item == gap:
-                    return None
-                made.append(item)
-                return item
+    def leave_and_tell(job: Job, start: int, results: list) -> None:
+        leave(job, start, results)
+        if None in results:
+            told.set()
 
-            results = crew.map(
-                work, range(500), deadline=soon(), leading=True, discard=discarded.append
-            )
-            assert results == [*range(gap), *[None] * (500 - gap)]
-            assert sorted(discarded) == sorted(item for item in made if item > gap)
-            assert len(made) <= gap + 32
+    def work(item: int) -> int | None:
+        time.sleep(pause)
+        if item == gap:
+            return None
+        if pause and item > gap + 1:  # the next one may be the same thread's
+            told.wait(10)
+        made.append(item)
+        return item
+
+    monkeypatch.setattr(Job, "_leave", leave_and_tell)
+    monkeypatch.setattr(files_crew, "_SLOW_CALL_S", 0.0 if pause else 10.0)
+    results = crew.map(work, range(500), deadline=soon(), leading=True, discard=discarded.append)
+    assert results == [*range(gap), *[None] * (500 - gap)]
+    assert sorted(discarded) == sorted(item for item in made if item > gap)
+    assert len(made) <= gap + 32
 
 
 def test_deadline_ends_the_wait(crew: Crew) -> None:
@@ -135,23 +149,32 @@ def test_errors_reach_the_caller(crew: Crew) -> None:
 
 def test_stuck_threads_are_bounded(crew: Crew) -> None:
     """While calls hang there are no more threads than allowed, and others wait their deadline."""
-    go_on = threading.Event()
-    for _ in range(10):
-        crew.map(lambda _: go_on.wait(), range(4), deadline=time.monotonic() + 0.01)
+    go_on, begun = threading.Event(), threading.Semaphore(0)
+
+    def hang(_: int) -> None:
+        begun.release()
+        go_on.wait()
+
+    for _ in range(8):
+        job = crew.start(hang, range(4))
+        assert begun.acquire(timeout=10)
+        assert job.results(time.monotonic()) == [None] * 4
+    for _ in range(2):
+        crew.map(hang, range(4), deadline=time.monotonic() + 0.01)
+    assert not begun.acquire(blocking=False)
     assert crew.map(str, [1], deadline=time.monotonic() + 0.05) == [None]
     assert len(crew._threads) == 8
     go_on.set()
     assert crew.map(str, [1], deadline=soon()) == ["1"]
 
 
-def test_closing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing() -> None:
     """Closing ends the threads and is idempotent; afterwards nothing is done and nobody waits."""
-    before = threading.active_count()
     crew = Crew(4, "closing")
     assert crew.map(str, [1], deadline=soon()) == ["1"]
     crew.close()
     crew.close()
-    assert threading.active_count() == before
+    assert not any(thread.name == "closing" for thread in threading.enumerate())
     assert crew.map(str, [1, 2], deadline=soon()) == [None, None]
     done: list[int] = []
     crew.map(done.append, [1, 2], deadline=soon(), all_the_same=True)

@@ -19,11 +19,12 @@ from filestores import (
     page_files,
     start_files_child,
     stored_bytes,
+    wait_for_a_round,
     wait_until,
 )
 from slabs import KIB, chain_keys, finish
 
-EXPIRY_S = 1.0
+EXPIRY_S = 3.0
 
 
 def epoch(root: Path) -> int:
@@ -62,7 +63,7 @@ def test_hosts_share_one_directory(root: Path) -> None:
     capacity = 300 * 20 * KIB
     how = {"payload": 16 * KIB, "capacity": capacity}
     children = [
-        start_files_child("use", root, seed, 60, how | {"host": f"host-{seed}"})
+        start_files_child("use", root, seed, 200, how | {"host": f"host-{seed}"})
         for seed in range(3)
     ]
     most = 0
@@ -119,8 +120,8 @@ def test_a_killed_sweeper_is_replaced(root: Path) -> None:
     wait_until(lambda: holder(root) == "doomed")
     child.kill()
     child.wait()
+    start = time.monotonic()
     with open_plain_files(root, host="last", capacity=capacity, expiry_s=EXPIRY_S) as tenant:
-        start = time.monotonic()
         wait_until(lambda: holder(root) == "last")
         assert time.monotonic() - start > EXPIRY_S / 2
         assert all(tenant.put(chain_keys("d", 40)))
@@ -159,6 +160,7 @@ def test_clocks_an_hour_apart(root: Path, skew_s: float) -> None:
             # Those of both hosts are used all the time; the others are oldest.
             assert all(tenant.get(keys)), number
             assert ask(child, "b")[1] == 20
+            wait_for_a_round(tenant)  # the uses are on file
             stored += sum(tenant.put(chain_keys(number, 30)))
         assert stored > 2 * 500
         assert stored_bytes(root) <= capacity

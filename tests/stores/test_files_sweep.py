@@ -358,12 +358,10 @@ def sweep_when_asked(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let housekeeping go on within the calls that hurry it, so that it never comes between two."""
     house = store._house
     wait_until(lambda: house._sweeps and not house._sweeper.is_behind())
-    house._interval_s = 1000
-    with house._changed:
-        rounds = house._rounds
-    wait_until(lambda: house._rounds > rounds)
-    time.sleep(0.1)
-    monkeypatch.setattr(house, "hurry", house._round)
+    sweep, idle = house._round, threading.Event()
+    monkeypatch.setattr(house, "_round", idle.set)
+    assert idle.wait(30)  # then the last round is over
+    monkeypatch.setattr(house, "hurry", sweep)
     monkeypatch.setattr(house, "wait_for_news", lambda deadline: None)
 
 

@@ -149,17 +149,20 @@ def test_looks_that_fail_do_not_spoil_the_others(
     """A failed one is made once more; what stays unknown counts as not there, by the deadline."""
     place = bucket(s3, module_bucket, prefix, endpoint=faulty.endpoint)
     names = [f"{prefix}/{i}" for i in range(20)]
-    with open_client(place, timeout_s=5.0) as client:
+    with open_client(place) as client:
         for name in names:
             client.write(name, b"x", deadline=soon())
         faulty.set(status(503, methods=("HEAD",), share=0.5))
         told = [client.sizes(names, deadline=soon()).count(1) for _ in range(10)]
         assert sum(told) > 170  # about 150 without the second time
-        for fault in (status(503, methods=("HEAD",), matching="/7"), stall(matching="/7")):
+        for fault, seconds in (
+            (status(503, methods=("HEAD",), matching="/7"), 10.0),
+            (stall(matching="/7"), 4.0),
+        ):
             faulty.set(fault)
             began = time.monotonic()
-            assert client.sizes(names, deadline=soon(1.0)) == [*[1] * 7, None, *[1] * 12]
-            assert time.monotonic() - began < 4.0
+            assert client.sizes(names, deadline=soon(seconds)) == [*[1] * 7, None, *[1] * 12]
+            assert time.monotonic() - began < seconds + 3.0
         faulty.set(status(403, methods=("HEAD",), matching="/7"))
         with pytest.raises(RefusedError):
             client.sizes(names, deadline=soon())
@@ -183,7 +186,8 @@ def test_that_the_bucket_is_there_is_asked_seldom(
     """One request beside the first look, none beside those that follow soon."""
     with open_client(bucket(s3, module_bucket, prefix, endpoint=faulty.endpoint)) as client:
         for _ in range(3):
-            assert client.sizes([f"{prefix}/x"] * 5, deadline=soon()) == [None] * 5
+            looked = client.sizes([f"{prefix}/x"] * 5, deadline=soon(), bucket_age_s=60.0)
+            assert looked == [None] * 5
     assert faulty.requests() == {"HEAD": 15, "GET": 1}
 
 
@@ -235,13 +239,14 @@ def test_trouble_is_an_error_in_time(
 ) -> None:
     """One line with what it means, by the deadline; afterwards the same client works."""
     place = bucket(s3, module_bucket, prefix, endpoint=faulty.endpoint)
-    with open_client(place, timeout_s=5.0) as client:
+    seconds = 1.0 if fault.action == "stall" else 10.0
+    with open_client(place) as client:
         client.write(f"{prefix}/x", b"content", deadline=soon())
         faulty.set(fault)
         began = time.monotonic()
         with pytest.raises(StoreError, match=message) as caught:
-            client.read(f"{prefix}/x", deadline=soon(1.0))
-        assert time.monotonic() - began < 4.0
+            client.read(f"{prefix}/x", deadline=soon(seconds))
+        assert time.monotonic() - began < seconds + 3.0
         assert "\n" not in str(caught.value)
         faulty.set()
         assert client.read(f"{prefix}/x", deadline=soon()) == b"content"
@@ -394,7 +399,7 @@ def test_missing_credentials_are_said_once(
         for thread in threading.enumerate():
             if thread.name == "hicache-nixl-credentials":
                 thread.join(5)
-    assert not caplog.records
+    assert not [record for record in caplog.records if record.name.startswith("hicache_nixl")]
 
 
 @pytest.mark.parametrize("module", ["obstore.store", "botocore.session"])
@@ -412,9 +417,10 @@ def test_a_missing_library_is_one_line(monkeypatch: pytest.MonkeyPatch, module: 
 
 
 def test_credentials_that_stay_wrong_are_not_resolved_all_the_time(
-    s3: S3Address, module_bucket: str, prefix: str
+    s3: S3Address, module_bucket: str, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Resolving may cost a request to somebody else: once in a while."""
+    monkeypatch.setattr(objects_client, "_REFRESH_EVERY_S", 60.0)
     keys = Keys(STRANGER)
     with open_client(bucket(s3, module_bucket, prefix), resolver=keys) as client:
         for _ in range(5):

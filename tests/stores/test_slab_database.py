@@ -47,7 +47,7 @@ def test_waiting_for_another_process_ends(tmp_path: Path) -> None:
             start = time.monotonic()
             with pytest.raises(StoreError, match="locked"), two.writing(start + 0.2):
                 pass
-            assert 0.15 < time.monotonic() - start < 2
+            assert 0.15 < time.monotonic() - start < 10
         with two.writing(time.monotonic()) as connection:
             connection.execute("INSERT INTO t VALUES(2)")
 
