@@ -46,18 +46,18 @@ def read(report: Path) -> Iterator[Case]:
 def table(cases: list[Case]) -> Iterator[str]:
     """The lines that count the tests of each suite, and the time that they took one by one."""
     counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    seconds: Counter[str] = Counter()
+    seconds: defaultdict[str, float] = defaultdict(float)
     for case in cases:
         for row in (case.suite, "all"):
             counts[row][case.outcome] += 1
             counts[row]["ran"] += case.outcome != "skipped"
-            seconds[row] += round(case.seconds)
+            seconds[row] += case.seconds
     yield f"{'suite':<11}{''.join(f'{name:>9}' for name in COLUMNS)}{'time':>9}"
     for row in (*SUITES, "all"):
         # A suite without tests is shown, but that every file could be read goes without saying.
         if row != "collection" or counts[row]:
             numbers = "".join(f"{counts[row][name]:>9}" for name in COLUMNS)
-            yield f"{row:<11}{numbers}{f'{seconds[row]} s':>9}"
+            yield f"{row:<11}{numbers}{f'{seconds[row]:.0f} s':>9}"
 
 
 def skips(cases: list[Case]) -> Iterator[str]:

@@ -91,3 +91,14 @@ def test_a_file_that_could_not_be_read_is_counted(run_cases: pytest.Pytester) ->
     run_cases.runpytest_subprocess("-p", "no:cacheprovider", "--junitxml=junit.xml")
     lines = summarize(run_cases.path / "junit.xml").splitlines()
     assert "collection         1        0        1        0" in lines
+
+
+def test_times_add_up(tmp_path: Path) -> None:
+    """Many short tests take together what they take, and not nothing."""
+    case = '<testcase name="t" time="0.4"><properties><property name="suite" value="rest"/>'
+    report = tmp_path / "junit.xml"
+    report.write_text(f"<testsuite>{f'{case}</properties></testcase>' * 5}</testsuite>")
+    ran = subprocess.run(
+        [sys.executable, SUMMARY, report], capture_output=True, text=True, check=True
+    )
+    assert re.search(r"^rest .* 2 s$", ran.stdout, re.MULTILINE)

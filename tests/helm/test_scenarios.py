@@ -137,7 +137,7 @@ def used(path: str) -> str:
     return USED[max(known, key=len)] if known else "everything"
 
 
-@pytest.mark.parametrize(("path", "text"), strings(SCHEMA))
+@pytest.mark.parametrize(("path", "text"), list(strings(SCHEMA)))
 def test_a_string_stays_one(path: str, text: str) -> None:
     """A string that looks like a number, a truth or several lines arrives as it is, or is refused
     by the chart's own line and not by the reader of YAML."""
