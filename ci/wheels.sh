@@ -20,8 +20,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 echo "wheels: what $image lacks"
 docker build --progress=plain --file docker/sglang-gpu/Dockerfile --target wheels \
-    --build-arg "SGLANG_IMAGE=$image" --build-arg PIP_EXTRA_INDEX_URL \
-    --output "type=local,dest=$work/wheels" . >"$work/log" 2>&1 || {
+    --build-arg "SGLANG_IMAGE=$image" --output "type=local,dest=$work/wheels" . >"$work/log" 2>&1 || {
     tail -n 30 "$work/log" >&2
     echo "wheels: none for $image, the reason is above" >&2
     exit 1

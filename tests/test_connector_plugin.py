@@ -330,9 +330,18 @@ def test_hugepages_count_as_host_memory(
             assert answer == RESERVE + expected, word
 
 
-def test_ordinary_memory_counts_where_it_is_taken(tmp_path: Path) -> None:
-    """Under `prefer` a pool may lie in ordinary memory instead, and under `required` it may not."""
-    write_pool(tmp_path, 2 * MIB, nr=0, free=0)
+@pytest.mark.parametrize("populates", [True, False], ids=["no pages", "old kernel"])
+def test_ordinary_memory_counts_where_it_is_taken(
+    tmp_path: Path,
+    populates: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Under `prefer` a pool may lie in ordinary memory instead, and under `required` it may not;
+    pages that the kernel cannot populate count as none, which is said."""
+    pages = 0 if populates else 1 << 20
+    write_pool(tmp_path, 2 * MIB, nr=pages, free=pages)
+    monkeypatch.setattr("hicache_nixl.memory._can_populate", lambda: populates)
     answers = {
         word: available_bytes(
             lambda: RESERVE + 5, Settings(hugepages=word), fixed_size=True, root=tmp_path
@@ -340,6 +349,7 @@ def test_ordinary_memory_counts_where_it_is_taken(tmp_path: Path) -> None:
         for word in ("prefer", "required")
     }
     assert answers == {"prefer": RESERVE + 5, "required": RESERVE}
+    assert "SGLang's host pools may have 0" in said_by_plugin(caplog)[0]
 
 
 @pytest.mark.engine
@@ -368,11 +378,11 @@ def test_a_version_without_the_function(
 ) -> None:
     """What this version of SGLang does not have is named in one line, and left alone."""
     monkeypatch.setattr(connector_plugin, "ALLOCATION", "sglang.no_such_module.alloc")
-    monkeypatch.setattr(connector_plugin, "AVAILABLE", "sglang.srt.no_such.module.available")
+    monkeypatch.setattr(connector_plugin, "AVAILABLE", "sglang.srt.plugins.no_such_function")
     monkeypatch.setenv("HICACHE_NIXL_HOST_POOL_ALLOCATOR", "1")
     monkeypatch.setenv("HICACHE_NIXL_HUGEPAGES", "prefer")
     connector_plugin.register()
     assert said_by_plugin(caplog) == [
-        f"this version of SGLang has no {target}: it stays as it is"
-        for target in ("sglang.no_such_module.alloc", "sglang.srt.no_such.module.available")
+        f"this version of SGLang has no {target}, so that is not hooked"
+        for target in ("sglang.no_such_module.alloc", "sglang.srt.plugins.no_such_function")
     ]

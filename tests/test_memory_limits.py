@@ -21,6 +21,7 @@ def test_pools_count_what_can_be_mapped(tmp_path: Path) -> None:
     pools = memory_limits.hugepage_pools(tmp_path)
     assert list(pools) == [2 * MIB, GIB]
     assert (pools[2 * MIB].total, pools[2 * MIB].free) == (40, 30 - 8 + 5 - 2)
+    assert pools[2 * MIB].allowed_bytes == (40 + 5 - 2) * 2 * MIB
     assert (pools[GIB].total, pools[GIB].free, pools[GIB].limit) == (1, 1, None)
 
 
@@ -57,7 +58,9 @@ def test_hugetlb_limit_v2_of_every_size(tmp_path: Path, size: int, name: str) ->
 
 
 def test_the_tightest_ancestor_limits(tmp_path: Path) -> None:
-    """A parent with less headroom than the child decides."""
+    """A parent with less headroom than the child decides what is free, and the lowest limit what
+    all may have."""
+    write_pool(tmp_path, 2 * MIB, nr=64, free=64)
     write(
         tmp_path,
         {
@@ -72,6 +75,8 @@ def test_the_tightest_ancestor_limits(tmp_path: Path) -> None:
     limit = memory_limits.hugetlb_limit(2 * MIB, tmp_path)
     assert limit is not None
     assert (limit.file.parent.name, limit.headroom) == ("slice", 4 * MIB)
+    pool = memory_limits.hugepage_pools(tmp_path)[2 * MIB]
+    assert (pool.free_bytes, pool.allowed_bytes) == (4 * MIB, 32 * MIB)
 
 
 def test_the_reservation_limit_counts(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 What the image has is left as it is, whatever its version; what it lacks is installed as pinned.
 Fails if the image then does not have what the wheel needs. `install.py DIRECTORY TO` installs
-nothing and puts the same wheels into the directory TO, for a pod that finds them by PYTHONPATH.
+nothing and puts the wheel, and wheels of what the image lacks, into the directory TO, for a pod
+that finds them by PYTHONPATH.
 """
 
 import shutil
@@ -44,7 +45,7 @@ def install(wheels: list[Path], missing: list[str]) -> None:
 
 
 def collect(wheels: list[Path], missing: list[str], to: Path) -> None:
-    """Put the same into a directory, from which they are then seen as if they were installed."""
+    """Put what `install` would install into a directory as wheels; they then count as installed."""
     to.mkdir(parents=True, exist_ok=True)
     if missing:
         pip("download", "--only-binary=:all:", f"--dest={to}", *missing)
@@ -83,7 +84,8 @@ def main(directory: Path, to: Path | None = None) -> int:
         collect(wheels, missing, to)
     problems = unmet()
     sys.stdout.write("".join(f"{line}\n" for line in problems))
-    sys.stdout.write(f"added to the image: hicache-nixl {' '.join(missing)}\n")
+    done = "collected" if to else "added to the image"
+    sys.stdout.write(f"{done}: hicache-nixl {' '.join(missing)}\n")
     return 1 if problems else 0
 
 

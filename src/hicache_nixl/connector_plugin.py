@@ -9,13 +9,13 @@ touch ends the engine with SIGBUS. With the hook it is a warning and ordinary pa
 where `hugepages` is `required`.
 
 The function that says how much host memory there is: SGLang counts ordinary memory alone, and
-hugepages are no part of it. A server whose host KV fits into its hugepages, and not into the
-ordinary memory beside them once more, would be refused.
+hugepages are no part of it. Without the hook it refuses a server whose host KV fits into its
+hugepages unless as much ordinary memory is free as well.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import logging
 import math
 from collections.abc import Callable
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
-# Functions whose modules are small; those of the classes that call them would bring the model
-# layers into processes that have no use for them.
+# Functions, because their modules are small; the modules of the classes that call them would bring
+# the model layers into processes that have no use for them.
 ALLOCATION = "sglang.srt.mem_cache.storage.mmap.mmap_allocator.alloc_mmap"
 AVAILABLE = "sglang.srt.mem_cache.host_memory.available_host_memory_bytes"
 _ROOT = Path("/")
@@ -55,12 +55,10 @@ def register() -> None:
     def alloc_mmap(dims: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return allocate_tensor(dims, dtype, settings)
 
-    def available(ordinary: Callable[..., int], *, allow_cgroup_fallback: bool = False) -> int:
-        # SGLang passes False where it chooses the size, and True where it checks one.
-        def count() -> int:
-            return ordinary(allow_cgroup_fallback=allow_cgroup_fallback)
-
-        return available_bytes(count, settings, fixed_size=allow_cgroup_fallback)
+    def available(ordinary: Callable[..., int], **options: bool) -> int:
+        # True where a size is checked, and where a unified pool without a size takes all there is.
+        fixed = options.get("allow_cgroup_fallback", False)
+        return available_bytes(lambda: ordinary(**options), settings, fixed_size=fixed)
 
     hooks: dict[str, tuple[Callable[..., object], HookType]]
     hooks = {ALLOCATION: (alloc_mmap, HookType.REPLACE)}
@@ -70,7 +68,7 @@ def register() -> None:
         if _is_there(target):
             HookRegistry.register(target, hook, kind)
         else:
-            _logger.warning("this version of SGLang has no %s: it stays as it is", target)
+            _logger.warning("this version of SGLang has no %s, so that is not hooked", target)
 
 
 def available_bytes(
@@ -80,8 +78,9 @@ def available_bytes(
 
     The reserve is for ordinary memory, so it is added to hugepages. A pool of `fixed_size` is
     checked while other ranks may have mapped theirs already, and SGLang divides the answer by the
-    ranks: what all of them may map counts then, and the allocation has the last word. Where SGLang
-    chooses the size, no rank has mapped anything, and what is free counts.
+    ranks of one replica: what all of them may map counts then, and the allocation has the last
+    word. Where SGLang chooses the size, no rank of the replica has mapped anything, and what is
+    free counts.
 
     Args:
         ordinary: SGLang's own answer in bytes, of ordinary memory.
@@ -89,15 +88,16 @@ def available_bytes(
     """
     from sglang.srt.mem_cache.pool_host import base
 
-    from hicache_nixl import memory, memory_limits
+    from hicache_nixl import memory
 
     size = settings.hugepage_size or memory.DEFAULT_HUGEPAGE_SIZE
-    pool = memory_limits.hugepage_pools(root).get(size)
-    pages = 0
-    if pool is not None:
-        pages = pool.allowed_bytes if fixed_size else pool.free_bytes
-    _logger.info(
-        "SGLang's host pools may have %s in hugepages of %s, hugepages=%s",
+    report = memory.hugepage_report(root)
+    pools = [pool for pool in report.pools if pool.page_size == size and report.populate_write]
+    pages = sum(pool.allowed_bytes if fixed_size else pool.free_bytes for pool in pools)
+    _logger.log(
+        logging.INFO if pages else logging.WARNING,
+        "SGLang's host pools may have %s in hugepages of %s, hugepages=%s; the host's "
+        "nr_hugepages and the container's limit decide",
         format_size(pages, digits=1),
         format_size(size),
         settings.hugepages,
@@ -108,10 +108,11 @@ def available_bytes(
 
 
 def _is_there(target: str) -> bool:
-    """Whether this version of SGLang has the module of a hook's target."""
+    """Whether this version of SGLang has a hook's target."""
+    module, _, name = target.rpartition(".")
     try:
-        return importlib.util.find_spec(target.rpartition(".")[0]) is not None
-    except ModuleNotFoundError:  # nor a package above it
+        return hasattr(importlib.import_module(module), name)
+    except ModuleNotFoundError:
         return False
 
 

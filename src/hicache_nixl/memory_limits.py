@@ -37,16 +37,19 @@ class Limit:
 class HugepagePool:
     """The kernel's pool of one hugepage size.
 
-    `page_size` is in bytes; `total` and `free` count pages. `free` leaves out pages that are
-    reserved and adds those that overcommit may still create. `limit` is the tightest cgroup
-    limit on this size, None where there is none.
+    `page_size` is in bytes; `total`, `free` and `most` count pages. `free` leaves out pages that
+    are reserved and adds those that overcommit may still create; `most` is `total` with the
+    latter. `limit` is the tightest cgroup limit on this size, None where there is none, and
+    `smallest_limit` the lowest one in bytes, which need not be the tightest.
     """
 
     page_size: int
     total: int
     free: int
+    most: int
     directory: Path
     limit: Limit | None
+    smallest_limit: int | None
 
     @property
     def free_bytes(self) -> int:
@@ -56,10 +59,10 @@ class HugepagePool:
 
     @property
     def allowed_bytes(self) -> int:
-        """Bytes that this process could map with the others of its cgroup, whatever they have
-        mapped already; where there is no limit, of the whole pool."""
-        pages = max(self.total, self.free) * self.page_size
-        return pages if self.limit is None else min(pages, self.limit.limit)
+        """Bytes that this process and the others of its cgroup may map together; without a limit,
+        the whole pool."""
+        most = self.most * self.page_size
+        return most if self.smallest_limit is None else min(most, self.smallest_limit)
 
 
 def hugepage_pools(root: Path = _ROOT) -> dict[int, HugepagePool]:
@@ -74,8 +77,16 @@ def hugepage_pools(root: Path = _ROOT) -> dict[int, HugepagePool]:
         extra = (_number(directory / "nr_overcommit_hugepages") or 0) - (
             _number(directory / "surplus_hugepages") or 0
         )
-        free = max(0, idle) + max(0, extra)
-        pools[size] = HugepagePool(size, total, free, directory, hugetlb_limit(size, root))
+        limits = _hugetlb_limits(size, root)
+        pools[size] = HugepagePool(
+            size,
+            total,
+            free=max(0, idle) + max(0, extra),
+            most=total + max(0, extra),
+            directory=directory,
+            limit=_tightest(limits),
+            smallest_limit=min((limit.limit for limit in limits), default=None),
+        )
     return dict(sorted(pools.items()))
 
 
@@ -95,13 +106,7 @@ def hugetlb_limit(page_size: int, root: Path = _ROOT) -> Limit | None:
     Both the limit on use and the one on reservation count, of this process's cgroup and of every
     one above it.
     """
-    prefix = f"hugetlb.{_hugetlb_name(page_size)}"
-    limits = []
-    for directory, version in _cgroups("hugetlb", root):
-        limit, used = ("limit_in_bytes", "usage_in_bytes") if version == 1 else ("max", "current")
-        for kind in (prefix, f"{prefix}.rsvd"):
-            limits.append(_limit(directory / f"{kind}.{limit}", directory / f"{kind}.{used}"))
-    return _tightest(limits)
+    return _tightest(_hugetlb_limits(page_size, root))
 
 
 def memory_limit(root: Path = _ROOT) -> Limit | None:
@@ -118,14 +123,22 @@ def memory_limit(root: Path = _ROOT) -> Limit | None:
         found = _limit(directory / names[0], directory / names[1])
         if found is not None:
             cache = _keyed_number(directory / "memory.stat", names[2]) or 0
-            found = Limit(found.file, found.limit, max(0, found.used - cache))
-        limits.append(found)
+            limits.append(Limit(found.file, found.limit, max(0, found.used - cache)))
     return _tightest(limits)
 
 
-def _tightest(limits: list[Limit | None]) -> Limit | None:
-    known = [limit for limit in limits if limit is not None]
-    return min(known, key=lambda limit: limit.headroom, default=None)
+def _hugetlb_limits(page_size: int, root: Path) -> list[Limit]:
+    prefix = f"hugetlb.{_hugetlb_name(page_size)}"
+    limits = []
+    for directory, version in _cgroups("hugetlb", root):
+        limit, used = ("limit_in_bytes", "usage_in_bytes") if version == 1 else ("max", "current")
+        for kind in (prefix, f"{prefix}.rsvd"):
+            limits.append(_limit(directory / f"{kind}.{limit}", directory / f"{kind}.{used}"))
+    return [limit for limit in limits if limit is not None]
+
+
+def _tightest(limits: list[Limit]) -> Limit | None:
+    return min(limits, key=lambda limit: limit.headroom, default=None)
 
 
 def _limit(limit_file: Path, used_file: Path) -> Limit | None:

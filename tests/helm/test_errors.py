@@ -134,15 +134,15 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({**PAGES, "server.resources": {"requests": None}}, r"server\.resources\.requests has neither"),
     (
         {**PAGES, "hicache.size": 20},
-        r"hugepages\.memory = 16Gi is less than 1 rank\(s\) need, .*write at least 19Gi",
+        r"hugepages\.memory = 16Gi is less than 1 rank\(s\) need, .*write for example 19Gi",
     ),
     (
         {**PAGES, "connector.settings.staging": "17GiB"},
-        r"hugepages\.memory = 16Gi is less than .*write at least 27Gi",
+        r"hugepages\.memory = 16Gi is less than .*write for example 27Gi",
     ),
     (
         {**PAGES, "hugepages.pageSize": "1Gi", "hicache.size": 16, "hugepages.memory": "15Gi"},
-        r"hugepages\.memory = 15Gi is less than .*write at least 16Gi",
+        r"hugepages\.memory = 15Gi is less than .*write for example 17Gi",
     ),
     ({**PAGES, "hicache.size": 0}, r"hicache\.size = 0 leaves host KV to"),
     (
@@ -190,6 +190,24 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"seccomp.type": "Localhost"}, r"seccomp\.type = Localhost"),
     ({"seccomp.localhostProfile": "a.json"}, r"seccomp\.type = RuntimeDefault"),
     ({"model.cache.type": "claim"}, r"model\.cache\.existingClaim is empty"),
+    *(
+        ({"ingress.className": name}, r"ingress\.className = .* is not a name in Kubernetes")
+        for name in ("a..b", "a.-b", "-a", "a-", "A", "a b")
+    ),
+    *(
+        ({"httpRoute.hostnames": [host]}, r".* in ingress\.host or httpRoute\.hostnames is not")
+        for host in ("*.", "*.a..b", "a.*.b", "http://a")
+    ),
+    (
+        {
+            "store.kind": "s3",
+            "store.s3.url": "s3://bucket",
+            "server.kind": "StatefulSet",
+            "store.slab.volume": "claimTemplate",
+            **mount("disk-0", "/disk"),
+        },
+        r'server\.extraVolumeMounts names "disk-0", which is not a volume',
+    ),
     ({"model.cache.type": "hostPath"}, r'model\.cache\.hostPath is ""'),
     ({"server.writableHome": False}, r"server\.writableHome = false needs"),
     ({"server.preStopSleep": 200}, r"server\.preStopSleep = 200 leaves nothing"),
@@ -401,6 +419,7 @@ def test_the_schema_names_the_value(values: dict[str, Any], line: str) -> None:
         variable("DB_PASSWORD", "$(OTHER)"),
         {"server.extraEnv": [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {}}}]},
         {"server.extraArgs": ["--api-key", "$(API_KEY)", "--enable-cache-report"]},
+        {"server.gpus": 8, "server.extraArgs": ["--enable-dp-attention", "--dp-size", "8"]},
         {**PAGES, "server.resources": {"requests": None, "limits": {"memory": "40Gi"}}},
         {**PAGES, "hicache.size": 0, "hugepages.onShortage": "fallback"},
         {**PAGES, "hicache.size": 0, "server.replicas": 0},

@@ -178,6 +178,15 @@ def test_shared_memory(manifests: Manifests) -> None:
     assert named(manifests.container["volumeMounts"], "shm")["mountPath"] == "/dev/shm"
 
 
+@pytest.mark.parametrize(
+    ("given", "rendered"), [(1, 1), ("1", 1), ("25%", "25%")], ids=["number", "text", "percent"]
+)
+def test_pods_that_may_be_away(given: int | str, rendered: int | str) -> None:
+    """A number is one and a percentage a text, as Kubernetes takes them."""
+    manifests = render(None, {"podDisruptionBudget.maxUnavailable": given})
+    assert manifests.one("PodDisruptionBudget")["spec"]["maxUnavailable"] == rendered
+
+
 def test_selectors_match(manifests: Manifests) -> None:
     """What selects the server's pods selects them and no others."""
     labels = manifests.workload["spec"]["template"]["metadata"]["labels"]

@@ -28,7 +28,7 @@
   "serviceAccount.name" .Values.serviceAccount.name
   "tests.keySecret.name" .Values.tests.keySecret.name -}}
 {{- range $name, $value := $objects -}}
-{{- if not (regexMatch "^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?)?$" $value) -}}
+{{- if not (regexMatch "^([a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*)?$" $value) -}}
 {{- fail (printf "%s = %q is not a name in Kubernetes: small letters, digits, - and ." $name $value) -}}
 {{- end -}}
 {{- end -}}
@@ -46,7 +46,7 @@
 {{- end -}}
 {{- end -}}
 {{- range append .Values.httpRoute.hostnames .Values.ingress.host -}}
-{{- if not (regexMatch "^(([*][.])?[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?)?$" .) -}}
+{{- if not (regexMatch "^(([*][.])?[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*)?$" .) -}}
 {{- fail (printf "%q in ingress.host or httpRoute.hostnames is not the name of a host; write for example llm.example.com" .) -}}
 {{- end -}}
 {{- end -}}

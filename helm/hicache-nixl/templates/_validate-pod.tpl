@@ -14,6 +14,10 @@
   "--hicache-write-policy" "hicache.writePolicy" "--hicache-storage-prefetch-policy" "hicache.prefetchPolicy"
   "--hicache-storage-backend" "connector.settings" "--hicache-storage-backend-extra-config" "hicache.extraConfig"
   "--enable-metrics" "metrics.enabled" -}}
+{{/* Ranks that attend to requests of their own share the GPUs of one copy: no value says that. */}}
+{{- if and (has "--enable-dp-attention" .Values.server.extraArgs) (eq "1" (include "hicache-nixl.dataParallel" .)) -}}
+{{- $values = omit $values "--dp" "--dp-size" "--data-parallel-size" -}}
+{{- end -}}
 {{- $pod := "the ranks of a server are the GPUs of one pod" -}}
 {{- $http := "probes and Service speak HTTP; end TLS at the Ingress" -}}
 {{- $never := dict
@@ -73,7 +77,7 @@
 {{/* Volumes, mounts and containers. */}}
 {{- define "hicache-nixl.validateExtras" -}}
 {{- $volumes := list -}}
-{{- if eq .Values.store.slab.volume "claimTemplate" -}}
+{{- if and (eq .Values.store.kind "slab") (eq .Values.store.slab.volume "claimTemplate") -}}
 {{- range $disk := until (int .Values.store.slab.volumes) -}}{{- $volumes = append $volumes (printf "disk-%d" $disk) -}}{{- end -}}
 {{- end -}}
 {{- range include "hicache-nixl.volumes" . | fromYamlArray -}}

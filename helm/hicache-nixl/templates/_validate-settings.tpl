@@ -66,11 +66,11 @@
 {{- $ranks := mul (include "hicache-nixl.tensorParallel" . | int) (include "hicache-nixl.dataParallel" . | int) -}}
 {{- $staging := include "hicache-nixl.bytes" (list "connector.settings.staging" (default "256MiB" .Values.connector.settings.staging)) | int64 -}}
 {{- $kv := mul (int64 .Values.hicache.size) 1000000000 -}}
-{{/* Both are mapped on their own, in whole pages. */}}
+{{/* Both are mapped on their own, in whole pages. The example leaves room for SGLang's page of tokens. */}}
 {{- $each := add (div (add $kv $page -1) $page) (div (add $staging $page -1) $page) -}}
 {{- $need := mul $ranks $each $page -}}
 {{- if gt $need $memory -}}
-{{- fail (printf "hugepages.memory = %s is less than %d rank(s) need, each hicache.size = %d GB and connector.settings.staging; write at least %dGi" $text $ranks (int64 .Values.hicache.size) (div (add $need 1073741823) 1073741824)) -}}
+{{- fail (printf "hugepages.memory = %s is less than %d rank(s) need, each hicache.size = %d GB and connector.settings.staging; write for example %dGi" $text $ranks (int64 .Values.hicache.size) (div (add $need (mul $ranks (max $page 67108864)) 1073741823) 1073741824)) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
