@@ -31,7 +31,7 @@ _COMMON = r"""
 set -u
 directory=$1 name=$2 limit=$3; shift 3
 cannot() { echo "$*" >&2; exit 77; }
-again() { for _ in $(seq 50); do "$@" 2>/dev/null && return; sleep 0.1; done; return 1; }
+again() { for _ in $(seq 150); do "$@" 2>/dev/null && return; sleep 0.1; done; return 1; }
 inside() { sh -c 'echo $$ > "$0/cgroup.procs" && exec "$@"' "$directory/$name" "$@"; }
 """
 
