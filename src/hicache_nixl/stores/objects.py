@@ -45,6 +45,7 @@ logger = logging.getLogger(__name__)
 _SEEN_S = 10.0
 _DAMAGED_S = 60.0
 _MOST_SEEN = 65536
+_EXPLAINING_READS = 3
 
 _Rows = npt.NDArray[np.int64]
 
@@ -328,16 +329,18 @@ class ObjectsStore:
         """Nothing came: raises StoreError, unless the first page is missing or has another size."""
         first = batch.take(np.zeros(1, np.int64))
         where = self._where(first)
-        size = self._client.sizes(where.names, deadline=deadline, bucket_age_s=0.0)[0]
-        if size != record.record_bytes(space.payload_bytes):
-            return
-        # It may have been written since.
-        again = mover.read(first, where, None, deadline=deadline, on_late=_nothing_to_keep)
-        if again[0] == Outcome.FAILED:
-            raise StoreError(
-                f"{self.bucket}: no page could be read through NIXL, though the first is there; "
-                "see NIXL's log"
-            )
+        # It may have been written since, and again after somebody cleared it meanwhile.
+        for _ in range(_EXPLAINING_READS):
+            size = self._client.sizes(where.names, deadline=deadline, bucket_age_s=0.0)[0]
+            if size != record.record_bytes(space.payload_bytes):
+                return
+            again = mover.read(first, where, None, deadline=deadline, on_late=_nothing_to_keep)
+            if again[0] != Outcome.FAILED:
+                return
+        raise StoreError(
+            f"{self.bucket}: no page could be read through NIXL, though the first is there; "
+            "see NIXL's log"
+        )
 
 
 def _refuse_untried(mover: RecordMover, outcomes: Outcomes) -> None:
