@@ -43,12 +43,7 @@ pull() {
 }
 
 make_debian() {
-    if ! command -v mmdebstrap >/dev/null; then
-        [ "$(id -u)" -eq 0 ] || fail "mmdebstrap is missing — as root: apt-get install mmdebstrap"
-        say "installing mmdebstrap"
-        apt-get update -qq
-        apt-get install -y -qq --no-install-recommends mmdebstrap >/dev/null
-    fi
+    command -v mmdebstrap >/dev/null || ci/apt.sh mmdebstrap
     say "making $debian from Debian's packages"
     local authorities=/usr/local/share/ca-certificates hooks=()
     if compgen -G "$authorities/*.crt" >/dev/null; then

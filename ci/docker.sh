@@ -10,7 +10,6 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 exec </dev/null
-export DEBIAN_FRONTEND=noninteractive
 
 log=${DOCKERD_LOG:-/var/log/dockerd.log}
 compose_minimum=2.24 # `!reset` and optional env_file in compose.yaml
@@ -35,24 +34,13 @@ has_daemon() { daemon_version >/dev/null; }
 has_compose() { at_least "$compose_minimum" "$(compose_version)"; }
 has_buildx() { at_least "$buildx_minimum" "$(buildx_version)"; }
 
-must_be_root() { [ "$(id -u)" -eq 0 ] || fail "$1 is missing and only root can install it"; }
-
-updated=
-install_packages() {
-    must_be_root "$*"
-    say "installing $*"
-    [ -n "$updated" ] || apt-get update -qq
-    updated=1
-    apt-get install -y -qq --no-install-recommends "$@" >/dev/null
-}
-
 install_programs() {
     # Debian 13 has the client in a package of its own.
     local missing=()
     command -v dockerd >/dev/null || missing+=(docker.io)
     command -v iptables >/dev/null || missing+=(iptables)
-    [ "${#missing[@]}" -eq 0 ] || install_packages "${missing[@]}"
-    command -v docker >/dev/null || install_packages docker-cli
+    [ "${#missing[@]}" -eq 0 ] || ci/apt.sh "${missing[@]}"
+    command -v docker >/dev/null || ci/apt.sh docker-cli
 }
 
 last_words() { # of the daemon
@@ -64,7 +52,7 @@ last_words() { # of the daemon
 }
 
 start_daemon() {
-    must_be_root "a running daemon"
+    [ "$(id -u)" -eq 0 ] || fail "a running daemon is missing and only root can start it"
     if [ -d /run/systemd/system ]; then
         say "starting the daemon with systemd"
         systemctl start docker || true
@@ -84,7 +72,7 @@ start_daemon() {
 }
 
 install_compose() {
-    python3 -c 'import ensurepip, venv' 2>/dev/null || install_packages python3-venv
+    python3 -c 'import ensurepip, venv' 2>/dev/null || ci/apt.sh python3-venv
     say "installing the Compose plug-in into $plugins"
     python3 -m venv "$work/venv"
     "$work/venv/bin/python" -m pip install --quiet --disable-pip-version-check \

@@ -21,12 +21,8 @@ kubectl_version() { "$directory/kubectl" version --client 2>/dev/null | sed -n '
 is_there() { cmp --silent ci/helm-tools.txt "$directory/.pins" && helm_version >/dev/null; }
 
 python_with_venv() {
-    if ! "$(ci/system.sh python || echo false)" -c 'import ensurepip, venv' 2>/dev/null; then
-        [ "$(id -u)" -eq 0 ] || fail "Python's venv is missing — as root: apt-get install python3-venv"
-        apt-get update -qq
-        DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
-            python3-venv >/dev/null
-    fi
+    "$(ci/system.sh python || echo false)" -c 'import ensurepip, venv' 2>/dev/null ||
+        ci/apt.sh python3-venv
     ci/system.sh python
 }
 

@@ -7,14 +7,8 @@
 # Root is needed only where something is missing. Nothing is configured: the tests bring their own
 # settings and storage, and leave those of the machine alone.
 set -euo pipefail
+cd "$(dirname "$0")/.."
 exec </dev/null
-export DEBIAN_FRONTEND=noninteractive
-
-say() { echo "podman: $*"; }
-fail() {
-    echo "podman: $*" >&2
-    exit 1
-}
 
 missing() { # the names of Debian's packages
     local program
@@ -29,19 +23,17 @@ missing() { # the names of Debian's packages
 mapfile -t packages < <(missing)
 case "${1:-}" in
     check)
-        [ "${#packages[@]}" -eq 0 ] || fail "missing: ${packages[*]} — as root: ci/podman.sh"
+        [ "${#packages[@]}" -eq 0 ] || {
+            echo "podman: missing: ${packages[*]} — as root: ci/podman.sh" >&2
+            exit 1
+        }
         ;;
     "")
-        if [ "${#packages[@]}" -gt 0 ]; then
-            [ "$(id -u)" -eq 0 ] || fail "missing — as root: apt-get install ${packages[*]}"
-            say "installing ${packages[*]}"
-            apt-get update -qq
-            apt-get install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
-        fi
+        [ "${#packages[@]}" -eq 0 ] || ci/apt.sh "${packages[@]}"
         ;;
     *)
         sed -n '2,8s/^# \{0,1\}//p' "$0" >&2
         exit 2
         ;;
 esac
-say "$(podman --version | cut -d ' ' -f 3)"
+echo "podman: $(podman --version | cut -d ' ' -f 3)"

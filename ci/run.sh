@@ -13,7 +13,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 exec </dev/null
-export CI=true DEBIAN_FRONTEND=noninteractive WORKERS=${WORKERS:-3}
+export CI=true WORKERS=${WORKERS:-3}
 
 case "${1:-}" in
     -h | --help)
@@ -34,12 +34,9 @@ install_packages() {
     command -v make >/dev/null || missing+='make '
     command -v git >/dev/null || missing+='git '
     [ -n "$missing" ] || return 0
-    command -v apt-get >/dev/null || fail "missing, under Debian's names of the packages: $missing"
-    [ "$(id -u)" -eq 0 ] || fail "missing — as root: apt-get install $missing"
-    step "installing $missing"
-    apt-get update -qq
+    step "Debian packages"
     # shellcheck disable=SC2086  # a list of words
-    apt-get install -y -qq --no-install-recommends $missing >/dev/null
+    ci/apt.sh $missing
 }
 
 # Tests that need containers wait for the lock (tests/containers/conftest.py); others run meanwhile.
