@@ -400,7 +400,7 @@ try:
     sizes, error = [buffer.page_size for buffer in buffers], None
 except HostMemoryError as caught:
     sizes, error = [], str(caught)
-limit = memory_limits.hugetlb_limit(2 << 20)
+limit = memory_limits.hugepage_pools()[2 << 20].limit
 file = limit and str(limit.file)
 print(json.dumps({"sizes": sizes, "error": error, "warnings": records, "file": file}))
 """

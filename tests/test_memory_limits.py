@@ -14,6 +14,11 @@ GIB = 1 << 30
 NO_LIMIT_V1 = 9223372036852678656
 
 
+def hugetlb_limit(size: int, root: Path) -> Limit | None:
+    """The one that decides what is free."""
+    return memory_limits.tightest(memory_limits.hugetlb_limits(size, root))
+
+
 def test_pools_count_what_can_be_mapped(tmp_path: Path) -> None:
     """Reserved pages are not free, pages that overcommit may add are, sizes come in order."""
     write_pool(tmp_path, GIB, nr=1, free=1)
@@ -52,7 +57,7 @@ def test_hugetlb_limit_v2_of_every_size(tmp_path: Path, size: int, name: str) ->
             f"sys/fs/cgroup/pod/hugetlb.{name}.current": 4 * MIB,
         },
     )
-    limit = memory_limits.hugetlb_limit(size, tmp_path)
+    limit = hugetlb_limit(size, tmp_path)
     assert limit == Limit(tmp_path / f"sys/fs/cgroup/pod/hugetlb.{name}.max", 16 * MIB, 4 * MIB)
     assert limit.headroom == 12 * MIB
 
@@ -72,7 +77,7 @@ def test_the_tightest_ancestor_limits(tmp_path: Path) -> None:
             "sys/fs/cgroup/slice/pod/hugetlb.2MB.current": 0,
         },
     )
-    limit = memory_limits.hugetlb_limit(2 * MIB, tmp_path)
+    limit = hugetlb_limit(2 * MIB, tmp_path)
     assert limit is not None
     assert (limit.file.parent.name, limit.headroom) == ("slice", 4 * MIB)
     pool = memory_limits.hugepage_pools(tmp_path)[2 * MIB]
@@ -91,7 +96,7 @@ def test_the_reservation_limit_counts(tmp_path: Path) -> None:
             "sys/fs/cgroup/pod/hugetlb.2MB.rsvd.current": 2 * MIB,
         },
     )
-    limit = memory_limits.hugetlb_limit(2 * MIB, tmp_path)
+    limit = hugetlb_limit(2 * MIB, tmp_path)
     assert limit is not None
     assert (limit.file.name, limit.headroom) == ("hugetlb.2MB.rsvd.max", 6 * MIB)
 
@@ -109,7 +114,7 @@ def test_hugetlb_limit_v1(tmp_path: Path) -> None:
             "sys/fs/cgroup/elsewhere/hugetlb.2MB.max": 2 * MIB,
         },
     )
-    limit = memory_limits.hugetlb_limit(2 * MIB, tmp_path)
+    limit = hugetlb_limit(2 * MIB, tmp_path)
     assert limit is not None
     assert (limit.limit, limit.used) == (16 * MIB, 2 * MIB)
 
@@ -129,7 +134,7 @@ def test_inside_a_container_the_mount_is_the_cgroup(
             "sys/fs/outside/hugetlb.2MB.max": 1,
         },
     )
-    limit = memory_limits.hugetlb_limit(2 * MIB, tmp_path)
+    limit = hugetlb_limit(2 * MIB, tmp_path)
     assert limit == Limit(tmp_path / "sys/fs/cgroup/hugetlb.2MB.max", 0, 0)
 
 
@@ -143,7 +148,7 @@ def test_a_mount_point_with_a_blank(tmp_path: Path) -> None:
             "my cg/hugetlb.2MB.max": MIB,
         },
     )
-    limit = memory_limits.hugetlb_limit(2 * MIB, tmp_path)
+    limit = hugetlb_limit(2 * MIB, tmp_path)
     assert limit is not None
     assert limit.limit == MIB
 
@@ -159,12 +164,12 @@ def test_no_limit(tmp_path: Path, value: object) -> None:
             "sys/fs/cgroup/hugetlb.2MB.max": value,
         },
     )
-    assert memory_limits.hugetlb_limit(2 * MIB, tmp_path) is None
+    assert hugetlb_limit(2 * MIB, tmp_path) is None
 
 
 def test_nothing_readable_is_no_limit(tmp_path: Path) -> None:
     """Without proc and sys nothing is known, and nothing is refused."""
-    assert memory_limits.hugetlb_limit(2 * MIB, tmp_path) is None
+    assert hugetlb_limit(2 * MIB, tmp_path) is None
     assert memory_limits.memory_limit(tmp_path) is None
     assert memory_limits.available_memory(tmp_path) is None
 

@@ -10,7 +10,7 @@ unreadable means "no limit known", because the mapping itself has the last word.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,8 +39,7 @@ class HugepagePool:
 
     `page_size` is in bytes; `total`, `free` and `most` count pages. `free` leaves out pages that
     are reserved and adds those that overcommit may still create; `most` is `total` with the
-    latter. `limit` is the tightest cgroup limit on this size, None where there is none, and
-    `smallest_limit` the lowest one in bytes, which need not be the tightest.
+    latter. `limits` are those of the cgroups on this size, see `hugetlb_limits`.
     """
 
     page_size: int
@@ -48,21 +47,23 @@ class HugepagePool:
     free: int
     most: int
     directory: Path
-    limit: Limit | None
-    smallest_limit: int | None
+    limits: tuple[Limit, ...]
+
+    @property
+    def limit(self) -> Limit | None:
+        """The limit with the least headroom, None where there is none."""
+        return tightest(self.limits)
 
     @property
     def free_bytes(self) -> int:
         """Bytes that this process can still map."""
-        free = self.free * self.page_size
-        return free if self.limit is None else min(free, self.limit.headroom)
+        return min([self.free * self.page_size, *(limit.headroom for limit in self.limits)])
 
     @property
     def allowed_bytes(self) -> int:
         """Bytes that this process and the others of its cgroup may map together; without a limit,
         the whole pool."""
-        most = self.most * self.page_size
-        return most if self.smallest_limit is None else min(most, self.smallest_limit)
+        return min([self.most * self.page_size, *(limit.limit for limit in self.limits)])
 
 
 def hugepage_pools(root: Path = _ROOT) -> dict[int, HugepagePool]:
@@ -77,15 +78,13 @@ def hugepage_pools(root: Path = _ROOT) -> dict[int, HugepagePool]:
         extra = (_number(directory / "nr_overcommit_hugepages") or 0) - (
             _number(directory / "surplus_hugepages") or 0
         )
-        limits = _hugetlb_limits(size, root)
         pools[size] = HugepagePool(
             size,
             total,
             free=max(0, idle) + max(0, extra),
             most=total + max(0, extra),
             directory=directory,
-            limit=_tightest(limits),
-            smallest_limit=min((limit.limit for limit in limits), default=None),
+            limits=hugetlb_limits(size, root),
         )
     return dict(sorted(pools.items()))
 
@@ -100,13 +99,19 @@ def available_memory(root: Path = _ROOT) -> int | None:
     return _meminfo("MemAvailable", root)
 
 
-def hugetlb_limit(page_size: int, root: Path = _ROOT) -> Limit | None:
-    """The cgroup limit on hugepages of `page_size` bytes with the least headroom.
+def hugetlb_limits(page_size: int, root: Path = _ROOT) -> tuple[Limit, ...]:
+    """The cgroup limits on hugepages of `page_size` bytes.
 
     Both the limit on use and the one on reservation count, of this process's cgroup and of every
     one above it.
     """
-    return _tightest(_hugetlb_limits(page_size, root))
+    prefix = f"hugetlb.{_hugetlb_name(page_size)}"
+    limits = []
+    for directory, version in _cgroups("hugetlb", root):
+        limit, used = ("limit_in_bytes", "usage_in_bytes") if version == 1 else ("max", "current")
+        for kind in (prefix, f"{prefix}.rsvd"):
+            limits.append(_limit(directory / f"{kind}.{limit}", directory / f"{kind}.{used}"))
+    return tuple(limit for limit in limits if limit is not None)
 
 
 def memory_limit(root: Path = _ROOT) -> Limit | None:
@@ -124,20 +129,11 @@ def memory_limit(root: Path = _ROOT) -> Limit | None:
         if found is not None:
             cache = _keyed_number(directory / "memory.stat", names[2]) or 0
             limits.append(Limit(found.file, found.limit, max(0, found.used - cache)))
-    return _tightest(limits)
+    return tightest(limits)
 
 
-def _hugetlb_limits(page_size: int, root: Path) -> list[Limit]:
-    prefix = f"hugetlb.{_hugetlb_name(page_size)}"
-    limits = []
-    for directory, version in _cgroups("hugetlb", root):
-        limit, used = ("limit_in_bytes", "usage_in_bytes") if version == 1 else ("max", "current")
-        for kind in (prefix, f"{prefix}.rsvd"):
-            limits.append(_limit(directory / f"{kind}.{limit}", directory / f"{kind}.{used}"))
-    return [limit for limit in limits if limit is not None]
-
-
-def _tightest(limits: list[Limit]) -> Limit | None:
+def tightest(limits: Iterable[Limit]) -> Limit | None:
+    """The limit with the least headroom; None if there is none."""
     return min(limits, key=lambda limit: limit.headroom, default=None)
 
 
