@@ -7,7 +7,6 @@ are for.
 import copy
 import json
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from typing import Self
@@ -163,5 +162,5 @@ def _answers(url: str, timeout: float) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=timeout):
             return True
-    except (OSError, urllib.error.HTTPError):
+    except OSError:
         return False

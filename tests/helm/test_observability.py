@@ -24,13 +24,18 @@ def alerts() -> list[str]:
     return [rule["expr"] for group in groups for rule in group["rules"]]
 
 
-def sglang_metrics() -> dict[str, str]:
-    """The kind of each metric in SGLang's sources: Counter, Gauge, Histogram or Summary."""
+def observability() -> Path:
+    """Where SGLang's sources have its metrics."""
     package = importlib.util.find_spec("sglang")
     assert package is not None
     assert package.submodule_search_locations is not None
-    source = Path(package.submodule_search_locations[0]) / "srt/observability"
-    text = "".join(file.read_text(encoding="utf-8") for file in source.glob("*.py"))
+    return Path(package.submodule_search_locations[0]) / "srt/observability"
+
+
+def sglang_metrics() -> dict[str, str]:
+    """The kind of each metric in SGLang's sources: Counter, Gauge, Histogram or Summary."""
+    files = observability().glob("*.py")
+    text = "".join(file.read_text(encoding="utf-8") for file in files)
     return {name: kind for kind, name in re.findall(r'(\w+)\(\s*name="(sglang:\w+)"', text)}
 
 
@@ -73,11 +78,7 @@ def test_a_store_without_a_series_raises_the_alert() -> None:
 @pytest.mark.parametrize("label", ["cache_source", "reason"])
 def test_labels(label: str) -> None:
     """A label that panels group by is one of SGLang's."""
-    package = importlib.util.find_spec("sglang")
-    assert package is not None
-    assert package.submodule_search_locations is not None
-    root = Path(package.submodule_search_locations[0])
-    text = (root / "srt/observability/metrics_collector.py").read_text(encoding="utf-8")
+    text = (observability() / "metrics_collector.py").read_text(encoding="utf-8")
     assert any(label in expression for expression in EXPRESSIONS)
     assert f'["{label}"]' in text
 

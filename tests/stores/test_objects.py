@@ -1,5 +1,6 @@
 """The objects store against a real S3 server, pages through NIXL."""
 
+import itertools
 import json
 import math
 import time
@@ -324,6 +325,32 @@ def test_a_missing_page_is_a_miss(s3: S3Address, place: Bucket) -> None:
         s3.client().delete_object(Bucket=place.name, Key=name_of(tenant, keys[3]))
         assert tenant.get(keys)[:4] == [True, True, True, False]
         assert tenant.get(keys[3:4]) == [False]
+
+
+@pytest.mark.parametrize("gone", [1, 2, 3])
+def test_pages_that_come_and_go_are_misses(
+    place: Bucket, monkeypatch: pytest.MonkeyPatch, gone: int
+) -> None:
+    """Pages that others write and clear again between two looks are no trouble; only what is there
+    and cannot be read three times is."""
+    keys = chain_keys("k", 4)
+    with open_objects_tenant(place) as tenant, open_objects_tenant(place) as other:
+        sizes, looks = tenant.store._client.sizes, itertools.count(1)
+
+        def seen_and_gone(*arguments: Any, **options: Any) -> Any:
+            assert all(other.put(keys))
+            seen = sizes(*arguments, **options)
+            if next(looks) <= gone:
+                other.store.clear(other.namespace.digest)
+            return seen
+
+        monkeypatch.setattr(tenant.store._client, "sizes", seen_and_gone)
+        if gone < 3:
+            assert not any(tenant.get(keys))
+            assert all(tenant.get(keys))
+        else:
+            with pytest.raises(StoreError, match="though the first is there; see NIXL's log"):
+                tenant.get(keys)
 
 
 def test_a_page_that_comes_late_is_a_miss(place: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
