@@ -27,9 +27,8 @@ CAPACITY = 8 * MIB
 """Less than what a load stores in a second or two, so that something is evicted all the time."""
 BUDGET = {"capacity": CAPACITY}
 SETTINGS: dict[str, dict[str, Any]] = {"slab": BUDGET | {"segment": MIB}, "files": BUDGET, "s3": {}}
-MOST_BYTES = {"slab": CAPACITY, "files": CAPACITY * 9 // 8, "s3": math.inf}
-"""What a store may hold: after a `clear` the files store knows that only by estimate, until it has
-looked into all directories again."""
+MOST_BYTES = {"slab": CAPACITY, "files": CAPACITY, "s3": math.inf}
+"""What a store may hold."""
 MARGIN = Margin(files=16, connections=40, threads=32, resident_bytes=64 * MIB)
 """Beyond what a load held after its first seconds."""
 

@@ -12,6 +12,7 @@ from hicache_nixl.errors import StoreError
 from hicache_nixl.stores.files_layout import FilesRoot, Owner
 from hicache_nixl.stores.files_ledger import (
     Ledger,
+    Said,
     Usage,
     WriterFiles,
     read_usage,
@@ -105,18 +106,18 @@ def test_what_was_not_used_is_given_back(files: FilesRoot) -> None:
     ledger.adopt(usage(0))
     assert ledger.take(100_000, 1000, "a") == CAPACITY
     assert ledger.take(5000, 1000, "b") == 0
-    assert ledger.state() == (0, CAPACITY + 41_000)
+    assert ledger.state() == Said(wanted=CAPACITY + 41_000)
     ledger.want_no_more("b")
-    assert ledger.state() == (0, CAPACITY + 36_000)
+    assert ledger.state() == Said(wanted=CAPACITY + 36_000)
     ledger.want_no_more("a")
-    assert ledger.state() == (0, 0)
+    assert ledger.state() == Said()
     ledger.settle("a", 10_000)
-    assert ledger.state() == (10_000, 0)
+    assert ledger.state() == Said(added=10_000)
     assert ledger.take(100_000, 1000, "b") == CAPACITY - 10_000
 
 
 def test_growth_is_what_all_writers_added(files: FilesRoot) -> None:
-    """Each byte is counted once, of writers that come, go on, clear and end."""
+    """Each byte is counted once, and each clear, of writers that come, go on and end."""
     one, two = (Ledger(files, owner(host), CAPACITY) for host in ("one", "two"))
     writers = watching(files)
     assert writers.growth(time.time_ns()) == 0
@@ -129,15 +130,16 @@ def test_growth_is_what_all_writers_added(files: FilesRoot) -> None:
     one.publish()
     assert writers.growth(time.time_ns()) == 1500
     assert writers.growth(time.time_ns()) == 0
-    one.cleared(2000)
+    one.cleared()
     one.publish()
-    assert writers.growth(time.time_ns()) == -2000
+    assert (writers.growth(time.time_ns()), writers.clears) == (0, 1)
     add(two, 7)
+    two.cleared()
     two.publish(closed=True)
     assert writers.growth(time.time_ns()) == 7
     assert [path.name for path in files.writers.iterdir()] == [one._owner]
     assert writers.growth(time.time_ns()) == 0
-    assert writers.included[one._owner] == 3500
+    assert (writers.included, writers.clears) == ({one._owner: 5500}, 2)
 
 
 def test_files_of_the_dead_are_removed(files: FilesRoot) -> None:

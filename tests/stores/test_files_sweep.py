@@ -16,6 +16,7 @@ from filestores import (
     page_file,
     page_files,
     stored_bytes,
+    wait_for_a_round,
     wait_until,
 )
 from hicache_nixl.stores import files_sweep
@@ -202,14 +203,12 @@ def test_growth_that_was_told_counts(rig: Rig) -> None:
 
 
 def test_pages_that_others_removed_make_no_room(rig: Rig) -> None:
-    """What was cleared after it was seen counts once, as told by who cleared it, and not again as
-    evicted."""
+    """What others removed after it was seen makes room once, and is not evicted."""
     seen = [rig.add(key(number), 5000 - number) for number in range(900)]
     rig.sweeper.begin(None)
     rig.sweep()
     for path in seen:
         path.unlink()
-    rig.ledger.cleared(900 * SIZE)
     for number in range(980):
         rig.add(key("new", number), 1000 - number)
     rig.ledger.settle(None, 980 * SIZE)
@@ -218,6 +217,56 @@ def test_pages_that_others_removed_make_no_room(rig: Rig) -> None:
     left = len(page_files(rig.root.directory))
     assert left <= HIGH_WATER * 1000
     assert known(rig).evicted_pages == 980 - left
+
+
+@pytest.mark.parametrize("looks", [0, 100, 256, 300])
+def test_a_clear_is_counted_anew(rig: Rig, looks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever was looked at while a clear went on, no page is thought to be gone twice, and after
+    it everything is looked at, before another page is evicted."""
+    old = [rig.add(key(number), 5000 - number) for number in range(400)]
+    others = [rig.add(key("other", number), 9000, space=SPACES[1]) for number in range(200)]
+    rig.sweeper.begin(None)
+    rig.sweep()
+    half = [path for path in old if path.name < "8"]
+    for path in half:
+        path.unlink()
+    with monkeypatch.context() as restless:
+        restless.setattr(files_sweep, "_IDLE_CYCLE_S", 0)
+        for _ in range(looks):
+            rig.sweep(0)
+    for path in set(old) - set(half):
+        path.unlink()
+    assert rig.sweeper.used_bytes() >= stored_bytes(rig.root.directory)
+    rig.ledger.cleared()
+    for number in range(500):
+        rig.add(key("new", number), 1)
+    rig.ledger.settle(None, 500 * SIZE)
+    rig.ledger.publish()
+    rig.sweep()
+    assert all(path.exists() for path in others)
+    assert known(rig).used_bytes == stored_bytes(rig.root.directory) == 700 * SIZE
+
+
+def test_clears_without_end_do_not_keep_pages_from_eviction(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where one clear follows the other, a store that is too full is emptied all the same."""
+    for number in range(1500):
+        rig.add(key(number), number)
+    looks = iter(range(3 * len(FAN_OUT)))
+    real = Sweeper._look
+
+    def look(self: Sweeper, number: int) -> None:
+        rig.ledger.cleared()
+        rig.may_go_on = next(looks, None) is not None
+        real(self, number)
+
+    monkeypatch.setattr(Sweeper, "_look", look)
+    rig.ledger.publish()
+    rig.sweeper.begin(None)
+    while rig.may_go_on:
+        rig.sweep()
+    assert len(page_files(rig.root.directory)) <= HIGH_WATER * 1000
 
 
 def test_wishes_make_room(rig: Rig) -> None:
@@ -432,7 +481,8 @@ def test_pages_of_a_call_do_not_make_room_for_it(root: Path) -> None:
         assert tenant.exists(chain_keys("b", 40)) == 40
 
 
-def test_clear_gives_room_at_once(root: Path) -> None:
+@pytest.mark.parametrize("who", ["the sweeper", "another writer", "administration"])
+def test_clear_gives_room(root: Path, who: str) -> None:
     """After clear, a store that was full takes pages again without evicting others."""
     capacity = 300 * 8 * KIB
     with (
@@ -441,9 +491,16 @@ def test_clear_gives_room_at_once(root: Path) -> None:
     ):
         assert all(two.put(chain_keys("b", 70)))
         assert all(one.put(chain_keys("a", 100)))
-        one.store.clear(one.namespace.digest)
-        assert one.store._ledger.added == 0, "so the sweeper need not look to know"
-        assert all(two.put(chain_keys("c", 70)))
+        if who == "the sweeper":
+            assert one.store._house._sweeps
+            one.store.clear(one.namespace.digest)
+        elif who == "another writer":
+            two.store.clear(one.namespace.digest)
+            wait_for_a_round(two)
+        else:
+            with open_plain_files(root, capacity=capacity, keeps_house=False) as administration:
+                administration.store.clear(one.namespace.digest)
+        wait_until(lambda: all(two.put(chain_keys("c", 70))))
         assert two.exists(chain_keys("b", 70)) == 70
 
 

@@ -176,13 +176,16 @@ class FilesStore:
         Pages that other calls, of any host, are just writing may be there afterwards.
         """
         self._refuse_closed()
-        with as_store_error(self._root.directory):
-            pages = clear_namespace(
-                self._root, namespace, self._crew, deadline=deadline, gone=self._ledger.cleared
-            )
-        if self._house is not None:
-            self._house.hurry()
-        return pages
+        pages = None
+        try:
+            with as_store_error(self._root.directory):
+                pages = clear_namespace(self._root, namespace, self._crew, deadline=deadline)
+            return pages
+        finally:
+            if pages != 0:
+                self._ledger.cleared()
+                if self._house is not None:
+                    self._house.hurry()
 
     # -- pages ------------------------------------------------------------------------------------
 
@@ -349,7 +352,7 @@ class FilesStore:
         try:
             if self._house is not None:
                 self._house.close()
-            elif self._ledger.added:  # what was cleared
+            elif self._ledger.clears:
                 self._ledger.publish(closed=True)
         except StoreError as error:
             logger.warning("%s", error)

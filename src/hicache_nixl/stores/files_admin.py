@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from hicache_nixl import record
@@ -29,15 +29,8 @@ def namespace_use(root: FilesRoot, namespace: Namespace, crew: Crew) -> Namespac
     )
 
 
-def clear_namespace(
-    root: FilesRoot,
-    namespace: bytes,
-    crew: Crew,
-    *,
-    deadline: float,
-    gone: Callable[[int], object],
-) -> int:
-    """Remove every page of one namespace; how many went. `gone` is told the bytes as they go.
+def clear_namespace(root: FilesRoot, namespace: bytes, crew: Crew, *, deadline: float) -> int:
+    """Remove every page of one namespace; how many went.
 
     Raises as above, and StoreError where pages are left at `deadline`.
     """
@@ -45,9 +38,7 @@ def clear_namespace(
     for first in FAN_OUT:
         entries = list(_pages(root, namespace, crew, first, deadline))
         results = crew.map(_remove, entries, deadline=_soon(deadline))
-        went = [entry.nbytes for entry, done in zip(entries, results, strict=True) if done]
-        pages += len(went)
-        gone(sum(went))
+        pages += sum(done is True for done in results)
         if None in results:
             raise _hangs(root, pages)
     return pages

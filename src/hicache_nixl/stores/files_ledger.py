@@ -1,12 +1,16 @@
 """What each writer has added, and how full the store is: two kinds of small files.
 
-    <directory>/writers/<owner>    {"added": bytes, "wanted": bytes, "closed": bool}, by each writer
+    <directory>/writers/<owner>    {"added": bytes, "wanted": bytes, "clears": number,
+                                   "closed": bool}, by each writer
     <directory>/usage.json         by the sweeper: what is used, and which `added` that includes
 
 Between two looks at the directory tree the sweeper knows from the writers how much has come. A
 writer knows from `usage.json` how much room is left, and takes no more than its share of that until
 it is told anew: so all of them together stay within the capacity, although none knows what the
 others have added meanwhile.
+
+How much a `clear` removed, nobody tells: of what it removed, the sweeper may have seen one part
+before and not the other. It is told that there was one, and looks at everything again.
 """
 
 import json
@@ -14,7 +18,7 @@ import logging
 import os
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +50,17 @@ class Usage:
     """Of each writer, how much of what it added is in `used_bytes`."""
 
 
+@dataclass(frozen=True)
+class Said:
+    """What a writer tells; bytes, but for `clears`."""
+
+    added: int = 0
+    wanted: int = 0
+    """What is to be, where there was too little room."""
+    clears: int = 0
+    closed: bool = False
+
+
 def most_room(capacity_bytes: int) -> int:
     """How much of a store is emptied at most, so that every writer gets what one wants."""
     return capacity_bytes // 2
@@ -64,6 +79,7 @@ class Ledger:
         self._lock = threading.Lock()
         self._capacity = capacity_bytes
         self._added = 0
+        self._clears = 0
         self._reserved: dict[object, int] = {}
         self._wants: dict[object, int] = {}
         self._published: dict[str, Any] = {}
@@ -81,14 +97,20 @@ class Ledger:
 
     @property
     def added(self) -> int:
-        """Bytes of pages that this writer has added since it was opened, less what it cleared."""
+        """Bytes of pages that this writer has added since it was opened."""
         return self._added
 
-    def state(self) -> tuple[int, int]:
-        """What was added, and what is to be where there was too little room, in one instant."""
+    @property
+    def clears(self) -> int:
+        """How many times this writer cleared a namespace."""
+        return self._clears
+
+    def state(self) -> Said:
+        """What there is to tell, in one instant."""
         with self._lock:
             short = sum(self._wants.values())
-            return self._added, short + sum(self._reserved.values()) if short else 0
+            wanted = short + sum(self._reserved.values()) if short else 0
+            return Said(self._added, wanted, self._clears)
 
     def take(self, nbytes: int, step: int, call: object) -> int:
         """Reserve room for pages of `step` bytes, at most `nbytes`; bytes that there was room for.
@@ -130,10 +152,10 @@ class Ledger:
             self._reserved.pop(call, None)
             self._wants.pop(call, None)
 
-    def cleared(self, nbytes: int) -> None:
-        """Pages of `nbytes` have gone."""
+    def cleared(self) -> None:
+        """Pages have gone."""
         with self._lock:
-            self._added -= nbytes
+            self._clears += 1
 
     def is_due(self) -> bool:
         """Whether enough was added to tell it at once."""
@@ -145,10 +167,9 @@ class Ledger:
 
         The time the file system gave it, in ns; None if it was not written.
         """
-        added, wanted = self.state()
         # A page is told of when it is there, so that the sweeper, which may have seen it before,
         # counts it twice for a moment rather than not at all.
-        content = {"added": added, "wanted": wanted, "closed": closed}
+        content = vars(replace(self.state(), closed=closed))
         now = time.monotonic()
         if content == self._published and now - self._published_at < _HEARTBEAT_S:
             return None
@@ -178,48 +199,55 @@ class WriterFiles:
         self._directory = root.writers
         self._owner = owner
         self._own = own
-        self._added: dict[str, int] = {}
-        self._wanted: dict[str, tuple[tuple[int, int, bool], float]] = {}
+        self._said: dict[str, tuple[Said, float]] = {}
+        self.clears = 0
+        """How many times a namespace was cleared, as far as was told."""
 
     @property
     def included(self) -> dict[str, int]:
-        return dict(self._added)
+        """Of each writer, how much of what it added was in `growth`."""
+        return {name: said.added for name, (said, _) in self._said.items()}
 
     @property
     def wanted(self) -> int:
         """Room for as much as a writer that found too little wanted a moment ago, for each."""
         since = time.monotonic() - _WANTED_S
-        most = max((said[1] for said, at in self._wanted.values() if at > since), default=0)
-        return min(most * len(self._added), most_room(self._capacity))
+        most = max((said.wanted for said, at in self._said.values() if at > since), default=0)
+        return min(most * len(self._said), most_room(self._capacity))
 
     def growth(self, now_ns: int) -> int:
         """Bytes added by all since the last call. Files of the dead are removed. Raises OSError."""
         grown = 0
         names = names_in(self._directory)
         for name in names:
-            content = self._read(name)
-            if content is None:
+            said = self._read(name)
+            if said is None:
                 continue
-            added, _, closed = content
-            grown += added - self._added.get(name, 0)
-            self._added[name] = added
-            if self._wanted.get(name, (None,))[0] != content:
-                self._wanted[name] = (content, time.monotonic())
-            if closed or self._is_abandoned(name, now_ns):
+            known = self._said.get(name)
+            before = known[0] if known else Said()
+            grown += said.added - before.added
+            self.clears += said.clears - before.clears
+            if known is None or said != before:
+                self._said[name] = (said, time.monotonic())
+            if said.closed or self._is_abandoned(name, now_ns):
                 (self._directory / name).unlink(missing_ok=True)
-        for name in self._added.keys() - set(names):
-            del self._added[name]
-            self._wanted.pop(name, None)
+        for name in self._said.keys() - set(names):
+            del self._said[name]
         return grown
 
-    def _read(self, name: str) -> tuple[int, int, bool] | None:
+    def _read(self, name: str) -> Said | None:
         if name == str(self._owner):
-            return *self._own.state(), False
+            return self._own.state()
         if Owner.parse(name) is None:
             return None
         try:
             content = json.loads((self._directory / name).read_text())
-            return int(content["added"]), int(content["wanted"]), bool(content["closed"])
+            return Said(
+                int(content["added"]),
+                int(content["wanted"]),
+                int(content["clears"]),
+                bool(content["closed"]),
+            )
         except UNREADABLE:  # it is just being written, or gone
             return None
 

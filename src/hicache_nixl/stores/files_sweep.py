@@ -3,10 +3,11 @@
 Keys are hashes, so each of the 256 first-level directories (of all namespaces together: a bucket)
 holds about as much as any other. The sweeper goes through them in turn and remembers of each how
 much it held and the pages used longest ago. What comes between two visits it takes from what the
-writers say they added. When the store is nearly full it removes the oldest of the pages it
-remembers, after asking the file system whether they were used since, and looks again at a bucket
-whose oldest pages are all gone. So evicting a page costs a few calls, however many are stored, and
-what is evicted are the pages used longest ago, the deepest of a prefix first (`files_uses.py`).
+writers say they added; after a `clear` it goes through all of them at once. When the store is
+nearly full it removes the oldest of the pages it remembers, after asking the file system whether
+they were used since, and looks again at a bucket whose oldest pages are all gone. So evicting a
+page costs a few calls, however many are stored, and what is evicted are the pages used longest ago,
+the deepest of a prefix first (`files_uses.py`).
 
 This module knows directories and times. Who sweeps, it does not decide.
 """
@@ -104,6 +105,9 @@ class Sweeper:
         self._growth = 0
         self._inherited: int | None = None
         self._cycle = _Cycle()
+        self._clears = 0
+        self._counts_anew = False
+        self._may_count_anew = True
         self._making_room = False
         self._grain_ns = FINEST_GRAIN_NS
         self._evicted = 0
@@ -117,6 +121,8 @@ class Sweeper:
         self._buckets = [_Bucket() for _ in FAN_OUT]
         self._growth = 0
         self._cursor = 0
+        self._clears = self._writers.clears
+        self._counts_anew, self._may_count_anew = False, True
         self._inherited = None
         self._evicted = 0
         if before is not None:
@@ -175,7 +181,8 @@ class Sweeper:
         self._set_grain()
         while True:
             self._growth += self._writers.growth(self._clock.now_ns())
-            if self.is_known and self._is_too_full():
+            self._note_clears()
+            if self.is_known and not self._counts_anew and self._is_too_full():
                 self._make_room(end, told)
             elif not self._is_due():
                 return
@@ -186,17 +193,30 @@ class Sweeper:
 
     def is_behind(self) -> bool:
         """Whether there is work that should not wait."""
-        return not self.is_known or self._is_too_full()
+        return not self.is_known or self._counts_anew or self._is_too_full()
+
+    def _note_clears(self) -> None:
+        """After a `clear`, look at everything before more is evicted; then evict what is to be
+        before the next time, so that clears without end do not keep the store too full."""
+        is_free = self.is_known and not self._counts_anew and self._may_count_anew
+        if is_free and self._clears != self._writers.clears:
+            self._clears = self._writers.clears
+            self._counts_anew, self._may_count_anew = True, False
+            self._begin_cycle()
 
     def _is_due(self) -> bool:
         cycle, now = self._cycle, time.monotonic()
-        if self._cursor or cycle.ended_at is None:
+        if self._cursor or cycle.ended_at is None or self._counts_anew:
             return True
         rest = _REST * cycle.worked_s if self._growth != cycle.growth else _IDLE_CYCLE_S
         if now - cycle.ended_at < min(rest, _IDLE_CYCLE_S):
             return False
-        self._cycle = _Cycle(self._growth, ended_at=cycle.ended_at)
+        self._begin_cycle()
         return True
+
+    def _begin_cycle(self) -> None:
+        self._cursor = 0
+        self._cycle = _Cycle(self._growth, ended_at=self._cycle.ended_at)
 
     def _is_too_full(self) -> bool:
         """From the high mark, or a writer that finds no room, down to the low mark."""
@@ -206,6 +226,7 @@ class Sweeper:
             or used > HIGH_WATER * self._capacity
             or used + wanted > self._capacity
         )
+        self._may_count_anew |= not self._making_room
         return self._making_room
 
     def _target(self) -> int:
@@ -253,6 +274,7 @@ class Sweeper:
             self._cycle.worked_s += time.monotonic() - began
             if self._cursor == 0:
                 self._cycle.ended_at = time.monotonic()
+                self._counts_anew = False
 
     def _remove_leftover(self, entry: Entry, now: int) -> bool:
         """Remove what a dead writer left; by the file system's time, or because its process on this
@@ -331,12 +353,10 @@ class Sweeper:
                 continue
             bucket = self._buckets[number]
             bucket.oldest.remove(entry)
-            if fate == _REMOVED:
+            if fate in (_REMOVED, _GONE):
                 bucket.nbytes -= entry.nbytes
                 bucket.pages -= 1
-                self._evicted += 1
-            elif fate == _GONE:  # its bytes are told by who cleared it
-                bucket.pages -= 1
+                self._evicted += fate == _REMOVED
             else:  # it was used since
                 bucket.oldest.append(replace(entry, mtime_ns=fate))
 
