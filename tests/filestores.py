@@ -17,6 +17,9 @@ from support import host_pool, make_mover
 
 INTERVAL_S = 0.05
 """Between two rounds of a store's housekeeping in tests."""
+CHANCE = 1.1
+"""What a store of some hundred pages holds at most, in parts of its capacity: new pages are taken
+to be spread evenly over directories that were not yet looked at, and chance does not do that."""
 
 
 @contextmanager

