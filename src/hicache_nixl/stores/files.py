@@ -352,7 +352,7 @@ class FilesStore:
         try:
             if self._house is not None:
                 self._house.close()
-            elif self._ledger.clears:
+            elif self._ledger.state().clears:
                 self._ledger.publish(closed=True)
         except StoreError as error:
             logger.warning("%s", error)

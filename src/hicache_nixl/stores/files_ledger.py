@@ -52,12 +52,13 @@ class Usage:
 
 @dataclass(frozen=True)
 class Said:
-    """What a writer tells; bytes, but for `clears`."""
+    """What a writer tells; bytes, but for `clears`, all since it was opened."""
 
     added: int = 0
     wanted: int = 0
     """What is to be, where there was too little room."""
     clears: int = 0
+    """How many times it cleared a namespace."""
     closed: bool = False
 
 
@@ -94,16 +95,6 @@ class Ledger:
     def usage(self) -> Usage | None:
         """How full the store was when this process last heard of it."""
         return self._usage
-
-    @property
-    def added(self) -> int:
-        """Bytes of pages that this writer has added since it was opened."""
-        return self._added
-
-    @property
-    def clears(self) -> int:
-        """How many times this writer cleared a namespace."""
-        return self._clears
 
     def state(self) -> Said:
         """What there is to tell, in one instant."""
